@@ -1,0 +1,26 @@
+"""What every test starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+import torch.nn.functional as F
+
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def start(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> Iterator[None]:
+    """Seed, fill what torch.empty returns with NaN, and give doctests the names everybody uses."""
+    torch.manual_seed(0)
+    doctest_namespace.update(torch=torch, F=F)
+    # With deterministic algorithms asked for, torch.empty returns NaN: what nobody wrote shows.
+    # (CUDA has no deterministic scatter, and would only warn.)
+    torch.use_deterministic_algorithms("gpu" not in request.keywords)
+    yield
+    torch.use_deterministic_algorithms(False)
