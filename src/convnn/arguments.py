@@ -1,0 +1,113 @@
+"""From the arguments of the operator to its records: names resolved, everything checked, autocast settled."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from convnn import checks
+from convnn.backends import Backend, Choice, choose
+from convnn.masks import MASKS, Mask
+from convnn.names import resolve
+from convnn.neighbors import wide
+from convnn.search import Order, Search
+from convnn.similarity import SIMILARITIES, Similarity
+from convnn.weighting import WEIGHTINGS, Weigh, Weighting
+
+
+class Values(NamedTuple):
+    """What is combined, and with what."""
+
+    value: Tensor
+    kernel: Tensor | None
+    bias: Tensor | None
+
+    def under_autocast(self) -> Values:
+        """Take the type autocast asks for, as torch's convolutions and attention do."""
+        checks.tensors(value=self.value, kernel=self.kernel, bias=self.bias)
+        if _autocast_on(self.value.device):
+            dtype = torch.get_autocast_dtype(self.value.device.type)
+            return Values(*(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in self))  # type: ignore[arg-type]
+        return self
+
+    def check(self, k: int) -> None:
+        """Require a kernel and a bias that fit the values and k."""
+        checks.same_dtype(value=self.value, kernel=self.kernel, bias=self.bias)
+        checks.combined(self.value, k, self.kernel, self.bias)
+
+    def shift(self, output: Tensor) -> Tensor:
+        """Add the bias, if there is one."""
+        return output if self.bias is None else output + self.bias
+
+
+def search(
+    query: Tensor,
+    key: Tensor,
+    *,
+    k: int | Literal["all"],
+    similarity: Similarity | str,
+    mask: Mask | str | None,
+    candidates: None,
+    self_index: None,
+    order: Order,
+    has_kernel: bool = False,
+) -> Search:
+    """Check what decides the neighbours, and put it into a record."""
+    for name, given in (("candidates", candidates), ("self_index", self_index)):
+        if given is not None:
+            raise ValueError(f"{name} must be None, the only choice so far, got {type(given).__name__}")
+    checks.compared(query, key)
+    if _autocast_on(query.device):
+        query, key = wide(query), wide(key)
+    checks.same_dtype(query=query, key=key)
+    checks.one_of("order", order, ("score", "key"))
+    n_queries, n_keys = query.shape[-2], key.shape[-2]
+    rows = torch.arange(n_queries, device=query.device)[:, None]
+    chosen = resolve("similarity", similarity, SIMILARITIES)
+    count = checks.neighbor_count(k, n_keys, has_kernel=has_kernel)
+    laid = () if mask is None else (_mask(mask, query, n_queries, n_keys),)
+    built = Search(query, key, rows, laid, chosen, count, order, everything=isinstance(k, str))
+    checks.leading(**_tensors(built))
+    return built
+
+
+def _tensors(search: Search) -> dict[str, Tensor]:
+    laid = (("mask", mask) for mask in search.mask if isinstance(mask, Tensor))
+    return {"query": search.query, "key": search.key, **dict(laid)}
+
+
+def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:
+    if not isinstance(mask, Tensor):
+        return resolve("mask", mask, MASKS)
+    checks.same_device(query=query, mask=mask)
+    return checks.mask_tensor(mask, n_queries, n_keys)
+
+
+def weigh(weighting: Weighting | str, dropout_p: float) -> Weigh:
+    """Check what decides the weights, and put it into a record."""
+    checks.probability(dropout_p)
+    return Weigh(resolve("weighting", weighting, WEIGHTINGS), dropout_p)
+
+
+def choice(backend: str | Backend, search: Search, values: Values) -> Choice:
+    """Check that what is combined fits what is searched, and find the backend for both."""
+    checks.same_device(query=search.query, value=values.value)
+    values.check(search.k)
+    if values.value.shape[-2] != search.key.shape[-2]:
+        came = f"{values.value.shape[-2]} values for {search.key.shape[-2]} keys"
+        raise ValueError(f"there must be a value for every key, got {came}")
+    checks.leading(**_tensors(search), value=values.value)
+    return choose(backend, search, values.value, values.kernel)
+
+
+def _autocast_on(device: torch.device) -> bool:
+    # The meta device has no autocast, and asking for it raises.
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
+    """Keep autocast out of scores and sums: 8 bits of a score would tie neighbours that differ."""
+    return torch.autocast(device.type, enabled=False) if _autocast_on(device) else nullcontext()

@@ -1,0 +1,53 @@
+"""Ways to run the operator, by name; every one is a record of functions held against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from convnn.backends import chunked, reference
+from convnn.backends.record import Backend
+from convnn.names import resolve
+from convnn.search import Search
+
+__all__ = ["BACKENDS", "Backend", "Choice", "choose"]
+
+# In the order in which "auto" asks them; the reference runs everything.
+BACKENDS: dict[str, Backend] = {"chunked": chunked.BACKEND, "reference": reference.BACKEND}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which backend runs given inputs, and why.
+
+    Args:
+        passed_over: the backends ``"auto"`` asked before, with the reason each gave.
+    """
+
+    name: str
+    backend: Backend
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        others = "".join(f"; not {name}: {reason}" for name, reason in self.passed_over.items())
+        return f"{self.name} ({self.backend.about}){others}"
+
+
+def choose(
+    backend: str | Backend, search: Search | None, value: Tensor | None = None, kernel: Tensor | None = None
+) -> Choice:
+    """Find the backend for these inputs: an explicit one runs or raises; only ``"auto"`` passes one over."""
+    passed_over: dict[str, str] = {}
+    if backend == "auto":
+        for name, candidate in BACKENDS.items():
+            reason = candidate.declines(search, value, kernel)
+            if reason is None:
+                return Choice(name, candidate, passed_over)
+            passed_over[name] = reason
+    name, record = ("given", backend) if isinstance(backend, Backend) else (backend, None)
+    record = record or resolve("backend", name, {"auto": None, **BACKENDS})
+    reason = record.declines(search, value, kernel)
+    if reason is not None:
+        raise ValueError(f"backend {name!r} cannot run these inputs: {reason}")
+    return Choice(name, record)

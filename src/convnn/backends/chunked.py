@@ -1,0 +1,175 @@
+"""Any device, bounded memory: the search looks at a budget of scores at a time, the aggregation at one slot.
+
+What autograd keeps between forward and backward is the inputs, the indices and the weights; scores and gathered rows
+are computed again, block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from convnn.backends import reference
+from convnn.backends.blocks import Pieces, in_blocks
+from convnn.backends.combine import Combine
+from convnn.backends.record import Backend
+from convnn.masks import Mask
+from convnn.neighbors import Neighbors, wide
+from convnn.search import Search
+from convnn.weighting import Weigh
+
+T = TypeVar("T")
+
+
+def with_budget(budget: int) -> Backend:
+    """Make a chunked backend that holds at most ``budget`` scores (or other numbers) in one tensor.
+
+    Inputs, outputs and their gradients come on top. A budget too small for a single row (its M scores where all are
+    taken, its K keys otherwise) still runs, a row at a time.
+
+    Example:
+        >>> import convnn
+        >>> x = torch.randn(100, 8)
+        >>> y = convnn.functional.convnn(x, x, x, k=5, backend=with_budget(1000))
+    """
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ValueError(f"the budget must be a positive number of scores, got {budget!r}")
+    return Backend(
+        partial(select, budget=budget),
+        partial(aggregate, budget=budget),
+        declines,
+        partial(fused, budget=budget),
+        about=f"any device; at most {budget:,} scores at a time",
+    )
+
+
+def select(search: Search, *, budget: int) -> Neighbors:
+    """Find the neighbours block by block."""
+    search, width = _lifted(search), _width(search, budget)
+
+    def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
+        return _neighbors(_rebuild(search, by_row, shared), width)
+
+    by_row, shared = _tensors(search)
+    return Neighbors(*in_blocks(run, by_row, shared, budget // _row(search, width)))
+
+
+def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, budget: int) -> Tensor:
+    """Combine block by block, in each slot by slot."""
+    kernel = None if kernel is None else wide(kernel)
+
+    def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
+        return (_combine(shared[0], by_row[0], by_row[1], kernel),)
+
+    row = max(index.shape[-1], value.shape[-1], 0 if kernel is None else kernel.shape[0])
+    return in_blocks(run, [index, weights], [wide(value)], budget // row)[0].to(value.dtype)
+
+
+def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int) -> Tensor:
+    """Run both halves in each block, so that not even (..., N, K) is held as a whole."""
+    attends = reference.attends(search, kernel, weigh)
+    search, width = _lifted(search), _width(search, budget)
+    kernel = None if kernel is None else wide(kernel)
+
+    def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
+        block = _rebuild(search, by_row, shared[1:])
+        if attends:
+            return (_again(partial(reference.attend, block, shared[0], weigh), random=weigh.dropout_p > 0),)
+        neighbors = _neighbors(block, width)
+        return (_combine(shared[0], neighbors.index, weigh(neighbors.scores, neighbors.filled), kernel),)
+
+    by_row, shared = _tensors(search)
+    row = max(value.shape[-1], 0 if kernel is None else kernel.shape[0])
+    row = max(row, search.key.shape[-2] if attends else _row(search, width))
+    return in_blocks(run, by_row, [wide(value), *shared], budget // row)[0].to(value.dtype)
+
+
+def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
+    """Say why not: where sizes must stay symbolic, or inside a transform; no other input is refused."""
+    if torch.compiler.is_exporting():
+        return "torch.export needs sizes to stay symbolic, and the number of blocks depends on them"
+    # Asking would break the graph under torch.compile, which traces through transforms by itself.
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms do not reach into what it computes again in backward"
+    return None
+
+
+def _width(search: Search, budget: int) -> int:
+    """How many keys the search looks at together: all, unless that left fewer than 64 rows in the budget."""
+    return min(search.key.shape[-2], max(search.k, budget // 64))
+
+
+def _row(search: Search, width: int) -> int:
+    """How many numbers one row needs at most: its scores beside the best so far, or its K gathered keys."""
+    return max(width + search.k, search.k * search.query.shape[-1])
+
+
+def _neighbors(block: Search, width: int) -> Neighbors:
+    with torch.no_grad():
+        index = _choose(block, width)
+    return _again(partial(block.neighbors, index))
+
+
+def _choose(search: Search, width: int) -> Tensor:
+    """Find the K best keys of every row, ``width`` keys at a time; NaN outranks everything, as in the reference."""
+    n_keys = search.key.shape[-2]
+    best, index = search.scores(0, width).topk(search.k, sorted=False)
+    for first in range(width, n_keys, width):
+        scores = search.scores(first, min(first + width, n_keys))
+        keys = torch.arange(first, first + scores.shape[-1], device=scores.device).expand(scores.shape)
+        scores, keys = torch.cat([best, scores], -1), torch.cat([index, keys], -1)
+        best, places = scores.topk(search.k, sorted=False)
+        index = keys.gather(-1, places)
+    return index
+
+
+def _again(function: Callable[[], T], *, random: bool = False) -> T:
+    """Call ``function``, and call it once more in backward instead of keeping what it computed on the way."""
+    if not torch.is_grad_enabled():
+        return function()
+    return checkpoint(function, use_reentrant=False, preserve_rng_state=random)
+
+
+def _combine(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None) -> Tensor:
+    lead = torch.broadcast_shapes(value.shape[:-2], index.shape[:-2])
+    index, weights = index.expand(*lead, -1, -1), weights.expand(*lead, -1, -1).to(value.dtype)
+    taps = None
+    if kernel is not None:
+        groups = value.shape[-1] // kernel.shape[1]
+        taps = kernel.unflatten(0, (groups, -1))  # (G, O/G, C/G, K)
+    return Combine.apply(value.expand(*lead, -1, -1), index, weights, taps)
+
+
+def _lifted(search: Search) -> Search:
+    """Lift half types once, so that the gradients of all blocks are added in float32."""
+    return replace(search, query=wide(search.query), key=wide(search.key))
+
+
+def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:
+    """Say which tensors of a search are cut by row, and which are shared by the rows."""
+    by_row, shared = [search.query, search.rows], [search.key]
+    for mask in search.mask:
+        if isinstance(mask, Tensor):
+            (shared if mask.shape[-2] == 1 else by_row).append(mask)
+    return by_row, shared
+
+
+def _rebuild(search: Search, by_row: Pieces, shared: Pieces) -> Search:
+    """Make a search of one block's tensors, given in the order of ``_tensors``."""
+    (query, rows, *row_masks), (key, *shared_masks) = by_row, shared
+    mask: list[Mask] = []
+    for whole in search.mask:
+        if isinstance(whole, Tensor):
+            mask.append((shared_masks if whole.shape[-2] == 1 else row_masks).pop(0))
+        else:
+            mask.append(whole)
+    return replace(search, query=query, key=key, rows=rows.reshape(-1, 1), mask=tuple(mask))
+
+
+BACKEND = with_budget(2**20)

@@ -1,0 +1,39 @@
+"""What a backend is: a record of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from convnn.neighbors import Neighbors
+from convnn.search import Search
+from convnn.weighting import Weigh
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the operator.
+
+    Args:
+        select: finds the neighbours: ``(search) -> Neighbors``.
+        aggregate: combines them: ``(value, index, weights, kernel) -> (..., N, O)``.
+        declines: says why it will not run these inputs, or None: ``(search, value, kernel) -> str | None``;
+            one half alone comes without the search or without the value.
+        fused: both halves at once, keeping only what its backward needs: ``(search, value, kernel, weigh)``.
+        about: what it is for, in a few words.
+    """
+
+    select: Callable[[Search], Neighbors]
+    aggregate: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    declines: Callable[[Search | None, Tensor | None, Tensor | None], str | None]
+    fused: Callable[[Search, Tensor, Tensor | None, Weigh], Tensor] | None = None
+    about: str = ""
+
+    def run(self, search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh) -> Tensor:
+        """Run the whole operator."""
+        if self.fused is not None:
+            return self.fused(search, value, kernel, weigh)
+        neighbors = self.select(search)
+        return self.aggregate(value, neighbors.index, weigh(neighbors.scores, neighbors.filled), kernel)

@@ -1,0 +1,223 @@
+"""The operator: for every query choose the K nearest keys, weigh them, combine their values with a kernel."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal, overload
+
+from torch import Tensor
+
+from convnn import arguments, checks
+from convnn.arguments import Values, autocast_off
+from convnn.backends import Backend, Choice, choose
+from convnn.masks import Mask
+from convnn.neighbors import Neighbors
+from convnn.search import Order
+from convnn.similarity import Similarity
+from convnn.weighting import Weighting
+
+__all__ = ["aggregate", "convnn", "explain", "nearest"]
+
+
+@overload
+def convnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    k: int | Literal["all"],
+    similarity: Similarity | str = "scaled_dot",
+    weighting: Weighting | str = "softmax",
+    mask: Mask | str | None = None,
+    candidates: None = None,
+    self_index: None = None,
+    order: Order = "score",
+    dropout_p: float = 0.0,
+    backend: str | Backend = "auto",
+    return_neighbors: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def convnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    k: int | Literal["all"],
+    similarity: Similarity | str = "scaled_dot",
+    weighting: Weighting | str = "softmax",
+    mask: Mask | str | None = None,
+    candidates: None = None,
+    self_index: None = None,
+    order: Order = "score",
+    dropout_p: float = 0.0,
+    backend: str | Backend = "auto",
+    return_neighbors: Literal[True],
+) -> tuple[Tensor, Neighbors]: ...
+
+
+def convnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    k: int | Literal["all"],
+    similarity: Similarity | str = "scaled_dot",
+    weighting: Weighting | str = "softmax",
+    mask: Mask | str | None = None,
+    candidates: None = None,
+    self_index: None = None,
+    order: Order = "score",
+    dropout_p: float = 0.0,
+    backend: str | Backend = "auto",
+    return_neighbors: bool = False,
+) -> Tensor | tuple[Tensor, Neighbors]:
+    r"""Choose the K nearest keys of every query, weigh them, and combine their values with a learned kernel.
+
+    .. math::
+        I_i = \operatorname{arg\,top}_K \; s(q_i, k_j), \qquad
+        y_{i,o} = b_o + \sum_{k=1}^{K} \sum_c \rho(s_i)_k \; V[I_{i,k}, c] \; W_{o,c,k}
+
+    Args:
+        kernel: standard, grouped or depthwise by its middle size; None sums the weighted neighbours.
+        k: how many neighbours, from 1 to M; ``"all"`` takes every key, and then there is no kernel.
+        similarity: ``(query, key) -> scores``, larger is nearer, or a name: ``"dot"``, ``"scaled_dot"``, ``"cosine"``,
+            ``"euclidean"``, ``"sqeuclidean"`` (a distance by name means minus that distance).
+        weighting: ``(scores, filled) -> weights`` over the K slots, or a name: ``"softmax"``, ``"uniform"``.
+        mask: a tensor as in :func:`torch.nn.functional.scaled_dot_product_attention` (True may be chosen, floats are
+            added), a rule ``(i, j) -> bool or float``, or ``"causal"``.
+        candidates: None, every key; narrower choices are not there yet.
+        self_index: None; naming each query's own key is not there yet.
+        order: slots of a row by ``"score"``, nearest first, or by ``"key"``.
+        dropout_p: probability of dropping a weight; acts whenever it is not 0.
+        backend: ``"auto"``, a name, or a :class:`~convnn.backends.Backend`; an explicit one runs or raises.
+        return_neighbors: return ``(output, Neighbors)``.
+
+    Shape:
+        query ``(..., N, E)``, key ``(..., M, E)``, value ``(..., M, C)``, kernel ``(O, C/groups, K)``, bias ``(O,)``,
+        mask broadcasting to ``(..., N, M)``; the output is ``(..., N, O)``, with O = C where there is no kernel.
+        Leading dimensions broadcast.
+
+    Example:
+        >>> x = torch.randn(2, 50, 16)
+        >>> attention = convnn(x, x, x, k="all")
+        >>> torch.allclose(attention, F.scaled_dot_product_attention(x, x, x), atol=1e-6)
+        True
+        >>> kernel = torch.randn(32, 16, 9)
+        >>> convnn(x, x, x, kernel, k=9, similarity="cosine", weighting="uniform").shape
+        torch.Size([2, 50, 32])
+    """
+    values = Values(value, kernel, bias).under_autocast()
+    search = arguments.search(
+        query,
+        key,
+        k=k,
+        similarity=similarity,
+        mask=mask,
+        candidates=candidates,
+        self_index=self_index,
+        order=order,
+        has_kernel=kernel is not None,
+    )
+    weigh = arguments.weigh(weighting, dropout_p)
+    chosen = arguments.choice(backend, search, values).backend
+    with autocast_off(query.device):
+        if not return_neighbors:
+            return values.shift(chosen.run(search, values.value, values.kernel, weigh))
+        found = chosen.select(search)
+        weights = weigh(found.scores, found.filled)
+        return values.shift(chosen.aggregate(values.value, found.index, weights, values.kernel)), found
+
+
+def nearest(
+    query: Tensor,
+    key: Tensor,
+    *,
+    k: int | Literal["all"],
+    similarity: Similarity | str = "scaled_dot",
+    mask: Mask | str | None = None,
+    candidates: None = None,
+    self_index: None = None,
+    order: Order = "score",
+    backend: str | Backend = "auto",
+) -> Neighbors:
+    """Find the K nearest keys of every query: the first half of :func:`convnn`, with its arguments.
+
+    Shape:
+        query ``(..., N, E)``, key ``(..., M, E)``; both fields of the result are ``(..., N, K)``.
+
+    Example:
+        >>> places = torch.arange(5.0)[:, None]
+        >>> nearest(places[:1], places, k=3, similarity="euclidean").index
+        tensor([[0, 1, 2]])
+    """
+    search = arguments.search(
+        query,
+        key,
+        k=k,
+        similarity=similarity,
+        mask=mask,
+        candidates=candidates,
+        self_index=self_index,
+        order=order,
+    )
+    chosen = choose(backend, search).backend
+    with autocast_off(query.device):
+        return chosen.select(search)
+
+
+def aggregate(
+    value: Tensor,
+    neighbors: Neighbors,
+    kernel: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    weighting: Weighting | str = "softmax",
+    dropout_p: float = 0.0,
+    backend: str | Backend = "auto",
+) -> Tensor:
+    """Weigh the neighbours and combine their values: the second half of :func:`convnn`, with its arguments.
+
+    Shape:
+        value ``(..., M, C)``, neighbors ``(..., N, K)``, kernel ``(O, C/groups, K)``, bias ``(O,)``; the output is
+        ``(..., N, O)``.
+
+    Example:
+        >>> x = torch.randn(7, 4)
+        >>> found = nearest(x, x, k=3)
+        >>> torch.equal(aggregate(x, found), convnn(x, x, x, k=3))
+        True
+    """
+    values = Values(value, kernel, bias).under_autocast()
+    values.check(neighbors.index.shape[-1])
+    checks.neighbors(value, neighbors)
+    weigh = arguments.weigh(weighting, dropout_p)
+    chosen = choose(backend, None, values.value, values.kernel).backend
+    with autocast_off(value.device):
+        weights = weigh(neighbors.scores, neighbors.filled)
+        return values.shift(chosen.aggregate(values.value, neighbors.index, weights, values.kernel))
+
+
+def explain(*inputs: Any, **options: Any) -> Choice:
+    """Say which backend :func:`convnn` takes for these arguments, and why; nothing is computed.
+
+    Example:
+        >>> x = torch.randn(50, 16)
+        >>> print(explain(x, x, x, k=9))
+        chunked (any device; at most 1,048,576 scores at a time)
+    """
+    bound = inspect.signature(convnn).bind(*inputs, **options)
+    bound.apply_defaults()
+    given = bound.arguments
+    values = Values(given["value"], given["kernel"], given["bias"]).under_autocast()
+    choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "order")
+    search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
+    arguments.weigh(given["weighting"], given["dropout_p"])
+    return arguments.choice(given["backend"], search, values)

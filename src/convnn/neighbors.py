@@ -1,0 +1,45 @@
+"""What flows from the search to the aggregation: who was chosen, and how near they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Neighbors(NamedTuple):
+    """The neighbours of every query, one per slot.
+
+    Args:
+        scores: larger is nearer; ``-inf`` in an empty slot.
+        index: which of the M keys; ``-1`` marks an empty slot.
+
+    Shape:
+        both ``(..., N, K)``.
+    """
+
+    scores: Tensor
+    index: Tensor  # type: ignore[assignment]  # a tuple's own index() is not missed here
+
+    @property
+    def filled(self) -> Tensor:
+        """True where a slot holds a neighbour."""
+        return self.index >= 0
+
+
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """Pick rows by index: ``(..., M, C)`` at ``(..., N, K)`` gives ``(..., N, K, C)``; an empty slot picks row 0.
+
+    Leading dimensions broadcast.
+    """
+    lead = torch.broadcast_shapes(rows.shape[:-2], index.shape[:-2])
+    flat = index.clamp(min=0).flatten(-2).expand(*lead, -1)  # (..., N*K)
+    # gather with an expanded index exports with dynamic sizes; take_along_dim does not.
+    taken = rows.expand(*lead, -1, -1).gather(-2, flat[..., None].expand(*flat.shape, rows.shape[-1]))
+    return taken.unflatten(-2, index.shape[-2:])
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Lift the half types to float32, in which scores are computed and sums are kept; leave the others."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,0 +1,73 @@
+"""How much does each neighbour count? A weighting maps the K scores of a row to K weights: the thesis's rho.
+
+It is called with ``(scores, filled)``, both ``(..., K)``. An empty slot comes with score ``-inf``, and no row comes all
+empty. Whatever it returns, the operator lets an empty slot weigh exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Weighting(Protocol):
+    """Anything called as ``weighting(scores, filled)``; a function, or a module if it has something to learn."""
+
+    def __call__(self, scores: Tensor, filled: Tensor, /) -> Tensor:
+        """Weigh the slots of every row."""
+        ...
+
+
+W = TypeVar("W", bound=Weighting)
+
+
+def order_free(weighting: W) -> W:
+    """Mark a weighting whose weights follow their scores wherever these stand: ``k="all"`` then needs no sorting."""
+    weighting.order_free = True  # type: ignore[attr-defined]
+    return weighting
+
+
+@order_free
+def uniform(scores: Tensor, filled: Tensor) -> Tensor:
+    r""":math:`\rho(s) = 1`: every neighbour counts once (once, not :math:`1/K`)."""
+    return filled.to(scores.dtype)
+
+
+@order_free
+def softmax(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001 - empty slots score -inf, which softmax honours
+    r""":math:`\rho(s)_k = e^{s_k} / \sum_l e^{s_l}`."""
+    return scores.softmax(-1)
+
+
+WEIGHTINGS: dict[str, Weighting] = {"uniform": uniform, "softmax": softmax}
+
+
+@dataclass(frozen=True)
+class Weigh:
+    """A weighting with the operator's promises around it."""
+
+    weighting: Weighting
+    dropout_p: float = 0.0
+
+    @property
+    def order_free(self) -> bool:
+        """Whether a weight depends on its slot's score but not on its place."""
+        return bool(getattr(self.weighting, "order_free", False))
+
+    def __call__(self, scores: Tensor, filled: Tensor) -> Tensor:
+        """Weigh ``scores``: 0 in an empty slot, NaN throughout a row with a NaN, dropout last."""
+        scores = scores.masked_fill(~filled, -torch.inf)
+        # A row of nothing but -inf has no softmax; its weights are set to 0 below whatever stands here.
+        finite = scores.masked_fill(~filled.any(-1, keepdim=True), 0.0)
+        weights = self.weighting(finite, filled)
+        if weights.shape != scores.shape:
+            raise ValueError(
+                f"a weighting must return a weight per score, shape {tuple(scores.shape)}, got {tuple(weights.shape)}"
+            )
+        weights = weights.masked_fill(~filled, 0.0)
+        weights = weights.masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan)
+        return F.dropout(weights, self.dropout_p) if self.dropout_p > 0.0 else weights

@@ -1,0 +1,105 @@
+"""On a CUDA device: the same answers, no host synchronisation, bounded memory. Run with `make test-gpu`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from convnn.backends import Backend
+from convnn.functional import convnn, nearest
+from tests.agreement.problems import PROBLEMS, Problem
+from tests.agreement.test_backends import BUDGETS, assert_same, expected, run
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("backend", ["reference", *BUDGETS])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_cuda_agrees_with_the_reference_on_the_cpu(problem: Problem, backend: str) -> None:
+    found = run(problem, BUDGETS.get(backend, backend), device="cuda")
+    assert_same({name: tensor.cpu() for name, tensor in found.items()}, expected(problem), problem.dtype)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("k", [9, "all"])
+def test_nothing_waits_for_the_device(k: Any, backend: str) -> None:
+    leaves: Any = [torch.randn(2, 3, n, c, device="cuda", requires_grad=True) for n, c in ((70, 16), (90, 16), (90, 8))]
+    kernel = None if k == "all" else torch.randn(8, 1, 9, device="cuda", requires_grad=True)
+    pull = torch.randn(2, 3, 70, 8, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for similarity in ("scaled_dot", "cosine", "euclidean"):
+            output = convnn(*leaves, kernel, k=k, similarity=similarity, mask="causal", backend=backend)
+            output.backward(pull)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert leaves[0].grad is not None
+    assert leaves[0].grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [16, "all"])
+def test_a_long_sequence_trains_in_bounded_memory(k: Any, dtype: torch.dtype) -> None:
+    n, channels = 16384, 64
+    leaves = [torch.randn(4, n, channels, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = convnn(*leaves, k=k, backend="chunked")
+    output.sum().backward()
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak < 4 * n * n * 4 / 20  # a twentieth of the scores alone
+    rows = slice(100, 130)
+    some = convnn(leaves[0][:, rows], *leaves[1:], k=k, backend="reference")
+    torch.testing.assert_close(output[:, rows], some, rtol=1e-2, atol=1e-3)
+
+
+def test_autocast_leaves_the_choice_alone() -> None:
+    query, key = torch.randn(3, 200, 32, device="cuda"), torch.randn(3, 300, 32, device="cuda")
+    exact = nearest(query, key, k=9)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = nearest(query, key, k=9)
+        output = convnn(query, key, key, k=9)
+    assert torch.equal(found.index, exact.index)
+    assert torch.equal(found.scores, exact.scores)
+    assert output.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("k", [5, "all"])
+def test_a_nan_reaches_its_rows_and_no_others(k: Any, backend: str) -> None:
+    query, key, value = (torch.randn(2, *shape, device="cuda") for shape in ((7, 5), (11, 5), (11, 6)))
+    query[0, 2, 1] = torch.nan
+    key[1, 4, 0] = torch.nan
+    mask = torch.ones(7, 11, device="cuda").bool()
+    mask[3:, 4] = False
+    rows = torch.zeros(2, 7, device="cuda").bool()
+    rows[0, 2], rows[1, :3] = True, True
+    output = convnn(query, key, value, k=k, mask=mask, weighting="uniform", backend=backend)
+    assert torch.equal(output.isnan().any(-1), rows)
+
+
+def step(leaves: list[Tensor], pull: Tensor, backend: str | Backend) -> list[Tensor]:
+    output = convnn(*leaves, k=9, backend=backend)
+    return [output.detach(), *torch.autograd.grad(output, leaves, pull)]
+
+
+def test_a_training_step_is_captured_in_a_graph() -> None:
+    leaves = [torch.randn(2, 128, 16, device="cuda", requires_grad=True) for _ in range(3)]
+    pull = torch.randn(2, 128, 16, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(leaves, pull, "chunked")
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(leaves, pull, "chunked")
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.copy_(torch.randn_like(leaf))
+    graph.replay()
+    torch.testing.assert_close(captured, step(leaves, pull, "chunked"), rtol=1e-4, atol=1e-5)

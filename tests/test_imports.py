@@ -1,0 +1,80 @@
+"""The core needs torch alone, and its files import one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import convnn
+
+SOURCE = Path(convnn.__file__).parent
+
+
+def top_level_modules(statement: str) -> set[str]:
+    code = f"import sys; {statement}\nprint(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_convnn_brings_nothing_that_torch_does_not() -> None:
+    brought = top_level_modules("import convnn") - top_level_modules("import torch")
+    assert brought - set(sys.stdlib_module_names) == {"convnn"}
+
+
+def test_the_operator_does_not_bring_triton_along() -> None:
+    use = "import convnn, torch\nwith torch.no_grad(): convnn.functional.convnn(*[torch.ones(3, 2)] * 3, k=2)"
+    assert "triton" not in top_level_modules(use)
+
+
+# A file may import from files on lines above its own; a line is one level.
+LEVELS = [
+    {"names", "neighbors", "similarity", "weighting", "masks"},
+    {"search"},
+    {"checks", "backends.record", "backends.blocks", "backends.combine"},
+    {"backends.reference"},
+    {"backends.chunked"},
+    {"backends"},
+    {"arguments"},
+    {"functional"},
+    {"convnn"},
+]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__") or "convnn"
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the package a file imports, at any depth of its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{a.name}" for a in node.names]
+        for name in names:
+            inner = name.removeprefix("convnn.").split(".")
+            if name.startswith("convnn."):
+                known = [
+                    ".".join(inner[:n]) for n in (2, 1) if (SOURCE / "/".join(inner[:n])).with_suffix(".py").exists()
+                ]
+                found.add(known[0] if known else inner[0])
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=module_name)
+def test_imports_point_one_way(path: Path) -> None:
+    level = {name: number for number, names in enumerate(LEVELS) for name in names}
+    own = level[module_name(path)]
+    allowed = {name for name, number in level.items() if number < own}
+    assert imported(path) <= allowed
+
+
+def test_the_core_asserts_nothing_and_prints_nothing() -> None:
+    for path in SOURCE.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        assert not any(isinstance(node, ast.Assert) for node in nodes), path

@@ -1,0 +1,136 @@
+"""torch.compile, torch.export, torch.func and double backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import convnn
+from convnn.backends.chunked import with_budget
+from convnn.functional import convnn as operator
+from convnn.functional import nearest
+
+
+def leaves() -> tuple[Tensor, ...]:
+    shapes = ((2, 7, 5), (2, 11, 5), (2, 11, 6), (4, 3, 3))
+    return tuple(torch.randn(*shape, requires_grad=True) for shape in shapes)
+
+
+def compiles(function: Any, inputs: tuple[Tensor, ...], backend: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    ours, theirs = compiled(*inputs), function(*inputs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    grad = [torch.autograd.grad(y.square().sum(), inputs, allow_unused=True) for y in (ours, theirs)]
+    torch.testing.assert_close(*grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", with_budget(160)], ids=["auto", "reference", "blocks"])
+def test_the_operator_compiles_without_a_break(backend: Any) -> None:
+    def run(q: Tensor, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return operator(q, x, v, w, k=3, mask="causal", similarity="cosine", backend=backend)
+
+    compiles(run, leaves(), "aot_eager")
+
+
+def test_attention_compiles_without_a_break() -> None:
+    def run(q: Tensor, x: Tensor, v: Tensor) -> Tensor:
+        return operator(q, x, v, k="all", similarity="euclidean")
+
+    compiles(run, leaves()[:3], "aot_eager")
+
+
+def test_the_operator_compiles_with_neighbours_under_autocast() -> None:
+    def run(q: Tensor, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output, found = operator(q, x, v, w, k=3, return_neighbors=True)
+        return output.float() + found.scores.sum(-1, keepdim=True)
+
+    compiles(run, leaves(), "aot_eager")
+
+
+@pytest.mark.filterwarnings("ignore")  # inductor's own
+def test_inductor_gives_the_same_numbers() -> None:
+    def run(q: Tensor, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return operator(q, x, v, w, k=3)
+
+    compiles(run, leaves(), "inductor")
+
+
+class Layer(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+        self.kernel = None if options["k"] == "all" else nn.Parameter(torch.randn(4, 3, options["k"]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operator(x, x, x, self.kernel, **self.options)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("options", [{"k": 3, "mask": "causal"}, {"k": "all"}, {"k": 3, "similarity": "euclidean"}])
+def test_export_holds_for_every_number_of_tokens(options: dict[str, Any], strict: bool) -> None:
+    layer = Layer(**options)
+    tokens = torch.export.Dim("tokens", min=3, max=5000)
+    batch = torch.export.Dim("batch", max=100)
+    exported = torch.export.export(
+        layer, (torch.randn(2, 10, 6),), dynamic_shapes=({0: batch, 1: tokens},), strict=strict
+    )
+    for sizes in ((1, 3), (5, 33)):
+        x = torch.randn(*sizes, 6)
+        torch.testing.assert_close(exported.module()(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_chunked_refuses_to_be_exported() -> None:
+    with pytest.raises(ValueError, match=r"backend 'chunked' cannot run these inputs: torch.export needs sizes"):
+        torch.export.export(Layer(k=3, backend="chunked"), (torch.randn(2, 10, 6),), strict=False)
+
+
+def test_vmap_is_the_batch() -> None:
+    x, key = torch.randn(4, 7, 5), torch.randn(11, 5)
+
+    def one(x: Tensor) -> Tensor:
+        return operator(x, key, key, k=3, similarity="euclidean", mask="causal")
+
+    torch.testing.assert_close(
+        torch.func.vmap(one)(x), operator(x, key, key, k=3, similarity="euclidean", mask="causal")
+    )
+    found = torch.func.vmap(lambda x: nearest(x, key, k=3))(x)
+    assert torch.equal(found.index, nearest(x, key, k=3).index)
+
+
+@pytest.mark.parametrize("k", [3, "all"])
+def test_jacrev_is_the_jacobian(k: Any) -> None:
+    x = torch.randn(5, 4, dtype=torch.float64)
+
+    def run(x: Tensor) -> Tensor:
+        return operator(x, x, x, k=k)
+
+    ours = torch.func.jacrev(run)(x)
+    torch.testing.assert_close(ours, torch.autograd.functional.jacobian(run, x))
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", with_budget(30)], ids=["reference", "chunked", "blocks"])
+@pytest.mark.parametrize("similarity", ["scaled_dot", "cosine", "euclidean"])
+@pytest.mark.parametrize("k", [3, "all"])
+def test_double_backward_is_right(k: Any, similarity: str, backend: Any) -> None:
+    query, key, value = (
+        torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((3, 4), (5, 4), (5, 2))
+    )
+    kernel: Any = None if k == "all" else torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(q: Tensor, x: Tensor, v: Tensor, w: Tensor | None) -> Tensor:
+        return operator(q, x, v, w, k=k, similarity=similarity, backend=backend)
+
+    assert torch.autograd.gradgradcheck(run, (query, key, value, kernel))
+
+
+def test_meta_tensors_give_shapes() -> None:
+    x = torch.randn(2, 7, 6, device="meta")
+    output, found = operator(x, x, x, k=3, return_neighbors=True)
+    assert output.shape == (2, 7, 6)
+    assert found.index.shape == (2, 7, 3)
+    assert convnn.explain(x, x, x, k=3).name == "chunked"
