@@ -1,0 +1,1 @@
+"""The laboratory around convnn: what trains, measures and shows it."""
