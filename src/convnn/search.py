@@ -16,7 +16,7 @@ from convnn.similarity import Similarity
 Order: TypeAlias = Literal["score", "key"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Search:
     """Everything that decides who a query's neighbours are; it may be a block of rows of a larger search.
 

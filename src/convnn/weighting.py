@@ -46,7 +46,7 @@ def softmax(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001 - empty s
 WEIGHTINGS: dict[str, Weighting] = {"uniform": uniform, "softmax": softmax}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weigh:
     """A weighting with the operator's promises around it."""
 

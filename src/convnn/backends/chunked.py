@@ -92,7 +92,8 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
 
 def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
     """Say why not: where sizes must stay symbolic, or inside a transform; no other input is refused."""
-    if torch.compiler.is_exporting():
+    # torch.compiler.is_exporting() is this flag, but 2.11 answers True under torch.compile as well.
+    if torch.compiler._is_exporting_flag:
         return "torch.export needs sizes to stay symbolic, and the number of blocks depends on them"
     # Asking would break the graph under torch.compile, which traces through transforms by itself.
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:

@@ -25,7 +25,8 @@ class Combine(torch.autograd.Function):
         total = torch.zeros(*index.shape[:-1], channels, dtype=weights.dtype, device=value.device)
         for slot in range(index.shape[-1]):
             taken = _taken(value, index, slot) * weights[..., slot, None]
-            total += taken if taps is None else _mix(taken, taps[..., slot])
+            # Not in place: torch.compile in 2.11 then takes the output for a constant and its gradients for 0.
+            total = total + (taken if taps is None else _mix(taken, taps[..., slot]))
         return total
 
     @staticmethod

@@ -12,7 +12,7 @@ from convnn.search import Search
 from convnn.weighting import Weigh
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backend:
     """One way to run the operator.
 
