@@ -17,12 +17,13 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+	@echo 'Deselected tests carry the markers slow and gpu: make test-slow, make test-gpu.'
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow tests
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 bench: $(READY)
 	$(BIN)/python benchmarks/chunked.py

@@ -70,6 +70,17 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square() -> None:
     assert peaks[2] < 4.5 * peaks[0]
 
 
+def test_at_4096_tokens_chunked_holds_less_than_a_fifth_of_the_reference() -> None:
+    leaves: Any = [torch.randn(4096, 64, requires_grad=True) for _ in range(3)]
+    torch.use_deterministic_algorithms(False)
+    peaks = {}
+    for backend in ("reference", "chunked"):
+        with LiveTensors() as live:
+            convnn(*leaves, k=9, backend=backend).sum().backward()
+        peaks[backend] = live.peak
+    assert peaks["chunked"] < 0.2 * peaks["reference"]
+
+
 def test_without_gradients_nothing_is_kept() -> None:
     x = torch.randn(2000, 16)
     with LiveTensors() as live, torch.no_grad():
