@@ -74,6 +74,23 @@ def test_bad_input_is_answered_in_one_line(case: str, capsys: pytest.CaptureFixt
     assert captured.err.count("\n") == 1
 
 
+def test_without_the_laboratory_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert cli.main(["verify"]) == cli.MISUSED
+    assert capsys.readouterr().err == "convnn: the command needs the laboratory: pip install 'convnn[lab]'\n"
+
+
+def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "compare", interrupted)
+    assert cli.main(["verify"]) == 130
+    assert capsys.readouterr().err == "convnn: interrupted\n"
+
+
 def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == cli.HOLDS
     assert capsys.readouterr().out.startswith("convnn 0.")

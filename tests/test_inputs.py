@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,15 @@ def test_a_record_serves_as_a_backend(backend: str) -> None:
     x = torch.randn(7, 5)
     record = convnn.backends.BACKENDS.get(backend, convnn.backends.BACKENDS["reference"])
     torch.testing.assert_close(operator(x, x, x, k=3, backend=record), operator(x, x, x, k=3, backend=backend))
+
+
+def test_a_backend_without_a_fused_half_runs_its_two_halves() -> None:
+    query, key, value = torch.randn(2, 7, 5), torch.randn(2, 11, 5), torch.randn(2, 11, 6)
+    for record in convnn.backends.BACKENDS.values():
+        halves = replace(record, fused=None)
+        for k in (3, "all"):
+            whole = operator(query, key, value, k=k, mask="causal", backend=record)
+            torch.testing.assert_close(operator(query, key, value, k=k, mask="causal", backend=halves), whole)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
