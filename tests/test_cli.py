@@ -30,7 +30,7 @@ def test_verify_prints_a_table_and_writes_it(tmp_path: Path, capsys: pytest.Capt
     printed = capsys.readouterr().out
     written = json.loads(target.read_text())
     assert written["holds"] is True
-    assert written["cases"], written["seed"] == (2, 5)
+    assert (written["cases"], written["seed"]) == (2, 5)
     assert [row["peer"] for row in written["rows"]] == [peer for _, peer in verify.COMPARISONS]
     for row in written["rows"]:
         assert row["cases"] == 4

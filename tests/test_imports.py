@@ -54,8 +54,10 @@ def imported(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole path"
             names = [f"{node.module}.{a.name}" for a in node.names]
+        found |= {name for name in names if name == "convnn" or name.startswith("convnn_lab")}
         for name in names:
             inner = name.removeprefix("convnn.").split(".")
             if name.startswith("convnn."):
@@ -74,7 +76,7 @@ def test_imports_point_one_way(path: Path) -> None:
     assert imported(path) <= allowed
 
 
-def test_the_core_asserts_nothing_and_prints_nothing() -> None:
+def test_the_core_asserts_nothing() -> None:
     for path in SOURCE.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         assert not any(isinstance(node, ast.Assert) for node in nodes), path

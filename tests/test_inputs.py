@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import convnn
@@ -15,6 +17,7 @@ from convnn.functional import aggregate, nearest
 from convnn.functional import convnn as operator
 from convnn.neighbors import Neighbors
 from convnn.similarity import SIMILARITIES
+from convnn.weighting import order_free
 
 BACKENDS = ["reference", "chunked", "auto"]
 
@@ -50,8 +53,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a vector of values": ({"value": torch.randn(11)}, "value must have shape (..., M, C), got (11,)"),
     "dtypes of the compared": ({"key": torch.randn(2, 11, 5).double()}, "query torch.float32, key torch.float64"),
     "dtypes of the combined": ({"kernel": torch.randn(4, 3, 3).double()}, "value torch.float32, kernel torch.float64"),
-    "integers": ({"query": torch.ones(2, 7, 5).long()}, "query must be of a floating point type, got torch.int64"),
-    "complex numbers": ({"query": torch.ones(2, 7, 5) * 1j}, "must be of a floating point type, got torch.complex64"),
+    "integers": (
+        {"query": torch.ones(2, 7, 5).long()},
+        "query must be float64, float32, bfloat16 or float16, got torch.int64",
+    ),
+    "complex numbers": ({"query": torch.ones(2, 7, 5) * 1j}, "bfloat16 or float16, got torch.complex64"),
     "devices": ({"key": torch.randn(2, 11, 5, device="meta")}, "one device, got query on cpu, key on meta"),
     "device of the value": (
         {"value": torch.randn(2, 11, 6, device="meta"), "kernel": None},
@@ -75,7 +81,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "weighting": ({"weighting": "max"}, "unknown weighting 'max'; known are 'softmax', 'uniform'"),
     "backend": ({"backend": "cuda"}, "unknown backend 'cuda'; known are 'auto', 'chunked', 'reference'"),
     "order": ({"order": "rank"}, "order must be one of 'score', 'key', got 'rank'"),
-    "dropout": ({"dropout_p": 1.5}, "dropout_p must be from 0 to 1, got 1.5"),
+    "dropout": ({"dropout_p": 1.5}, "dropout_p must be a number from 0 to 1, got 1.5"),
+    "no dropout": ({"dropout_p": None}, "dropout_p must be a number from 0 to 1, got None"),
+    "eight bits": (
+        {"query": torch.randn(2, 7, 5).to(torch.float8_e4m3fn)},
+        "query must be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
+    ),
+    "a similarity of pairs only": (
+        {"similarity": F.cosine_similarity, "query": torch.randn(2, 11, 5), "k": "all", "kernel": None},
+        "a similarity of (2, 11, 5) and (2, 11, 5) must return float scores (..., 11, 11), got (2, 5)",
+    ),
+    "a similarity of integers": (
+        {"similarity": lambda q, x: (q @ x.mT).long()},
+        "must return float scores (..., 7, 11)",
+    ),
+    "no similarity": ({"similarity": lambda q, x: None}, "must return float scores (..., 7, 11), got NoneType"),  # noqa: ARG005
+    "no weights": ({"weighting": lambda s, f: None}, "a weight per score, shape (2, 7, 3), got NoneType"),  # noqa: ARG005
+    "a rule of one truth": ({"mask": lambda i, j: True}, "must return a bool or floating point tensor, got bool"),  # noqa: ARG005
+    "a rule of integers": (
+        {"mask": lambda i, j: i - j},
+        "must return a bool or floating point tensor, got torch.int64",
+    ),
+    "a rule by head": (
+        {"mask": lambda i, j: -torch.ones(2, 1, 1) * (i - j).abs()},
+        "a mask rule knows rows and keys only and must return (7, 11), got (2, 7, 11)",
+    ),
     "candidates": ({"candidates": torch.arange(4)}, "candidates must be None, the only choice so far, got Tensor"),
     "self_index": ({"self_index": torch.arange(7)}, "self_index must be None, the only choice so far, got Tensor"),
     "weights": ({"weighting": lambda s, f: s[..., :1]}, "a weight per score, shape (2, 7, 3), got (2, 7, 1)"),  # noqa: ARG005
@@ -96,6 +126,22 @@ def test_strategies_of_the_wrong_type_are_refused() -> None:
         call(query=[[1.0]])
     with pytest.raises(TypeError, match=r"backend must be a callable or one of 'auto', .* got 3"):
         call(backend=3)
+    with pytest.raises(
+        TypeError, match=r"backend must be a name or a record of type Backend, got <function with_budget"
+    ):
+        call(backend=convnn.backends.chunked.with_budget)
+    for name in ("query", "key", "value"):
+        with pytest.raises(TypeError, match=rf"{name} must be a tensor, got NoneType"):
+            call(**{name: None})
+
+
+def test_any_kind_of_integer_is_a_k() -> None:
+    assert call(k=numpy.int64(3)).shape == (2, 7, 4)
+
+
+def test_neighbours_may_come_as_a_plain_pair() -> None:
+    value, found = torch.randn(11, 6), nearest(torch.randn(7, 5), torch.randn(11, 5), k=3)
+    assert torch.equal(aggregate(value, tuple(found)), aggregate(value, found))  # type: ignore[arg-type]
 
 
 def test_a_budget_must_be_a_positive_number() -> None:
@@ -249,3 +295,77 @@ def test_a_learned_strategy_gets_its_gradient(k: Any, backend: str) -> None:
     ours = torch.autograd.grad(output.square().sum(), (bend, heat))
     theirs = torch.autograd.grad(plain.square().sum(), (bend, heat))
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("k", [3, "all"])
+def test_a_learned_temperature_gets_its_gradient_beside_empty_slots(k: Any, backend: str) -> None:
+    x, heat = torch.randn(6, 4), torch.tensor(0.5, requires_grad=True)
+    x[0] *= 100
+
+    def weighting(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001
+        return (scores / heat).softmax(-1)
+
+    output = operator(x, x, x, k=k, mask="causal", weighting=weighting, backend=backend)
+    plain = operator(x / heat, x, x, k=k, mask="causal", backend="reference")
+    torch.testing.assert_close(output, plain)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), heat)[0] for y in (output, plain))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("k", [4, "all"])
+@pytest.mark.parametrize("free", [False, True])
+def test_an_empty_slot_weighs_0_whatever_the_weighting_says(free: bool, k: Any, backend: str) -> None:
+    def ones(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001
+        return torch.ones_like(scores)
+
+    x, value = torch.randn(6, 4), torch.randn(6, 3)
+    output = operator(x, x, value, k=k, mask="causal", weighting=order_free(ones) if free else ones, backend=backend)
+    torch.testing.assert_close(output[:4], value.cumsum(0)[:4])
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, convnn.backends.chunked.with_budget(20)])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("k", [3, "all"])
+def test_what_may_not_be_chosen_is_not_seen_by_gradients_either(k: Any, similarity: str, backend: Any) -> None:
+    query, key, value = torch.randn(5, 12), torch.randn(7, 12), torch.randn(7, 3)
+    query[4], key[2:], value[2:] = torch.nan, torch.nan, torch.nan
+    mask = (torch.arange(7) < 2).repeat(5, 1)
+    mask[4] = False
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    output = operator(*leaves, k=k, mask=mask, similarity=similarity, backend=backend)
+    assert output.isfinite().all()
+    assert not output[4].any()
+    for gradient in torch.autograd.grad(output.square().sum(), leaves):
+        assert gradient.isfinite().all()
+    clean = operator(query[:4], key[:2], value[:2], k="all", similarity=similarity)
+    torch.testing.assert_close(output[:4], clean)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_weighting_that_draws_is_the_same_in_forward_and_backward(backend: str) -> None:
+    @order_free
+    def dropping(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001
+        return F.dropout(scores.softmax(-1), 0.5)
+
+    query, key, value = torch.randn(30, 4), torch.randn(11, 4), torch.eye(11, requires_grad=True)
+    output = operator(query, key, value, k="all", weighting=dropping, backend=backend)
+    (gradient,) = torch.autograd.grad(output.sum(), value)
+    torch.testing.assert_close(gradient[:, 0], output.sum(0))
+
+
+def test_one_search_serves_all_values_of_a_batch() -> None:
+    seen = 0
+
+    def counting(query: Tensor, key: Tensor) -> Tensor:
+        nonlocal seen
+        scores = query @ key.mT
+        seen += scores.numel()
+        return scores
+
+    x, values = torch.randn(40, 5), torch.randn(30, 40, 6)
+    with torch.no_grad():
+        output = operator(x, x, values, k=3, similarity=counting, backend=convnn.backends.chunked.with_budget(500))
+    assert seen == 40 * 40 + 40 * 3  # every pair once, and the chosen ones again
+    torch.testing.assert_close(output, operator(x, x, values, k=3, similarity="dot", backend="reference"))

@@ -27,7 +27,7 @@ class Values(NamedTuple):
 
     def under_autocast(self) -> Values:
         """Take the type autocast asks for, as torch's convolutions and attention do."""
-        checks.tensors(value=self.value, kernel=self.kernel, bias=self.bias)
+        checks.tensors(**self._given())
         if _autocast_on(self.value.device):
             dtype = torch.get_autocast_dtype(self.value.device.type)
             return Values(*(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in self))  # type: ignore[arg-type]
@@ -35,8 +35,12 @@ class Values(NamedTuple):
 
     def check(self, k: int) -> None:
         """Require a kernel and a bias that fit the values and k."""
-        checks.same_dtype(value=self.value, kernel=self.kernel, bias=self.bias)
+        checks.same_dtype(**self._given())
         checks.combined(self.value, k, self.kernel, self.bias)
+
+    def _given(self) -> dict[str, Tensor]:
+        optional = {"kernel": self.kernel, "bias": self.bias}
+        return {"value": self.value, **{name: tensor for name, tensor in optional.items() if tensor is not None}}
 
     def shift(self, output: Tensor) -> Tensor:
         """Add the bias, if there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -9,16 +10,17 @@ from torch import Tensor
 
 from convnn.neighbors import Neighbors
 
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-def tensors(**named: Tensor | None) -> None:
-    """Require floating point tensors of at least two dimensions on one device."""
-    given = {name: tensor for name, tensor in named.items() if tensor is not None}
-    for name, tensor in given.items():
+
+def tensors(**named: Tensor) -> None:
+    """Require floating point tensors on one device."""
+    for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be of a floating point type, got {tensor.dtype}")
-    same_device(**given)
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} must be float64, float32, bfloat16 or float16, got {tensor.dtype}")
+    same_device(**named)
 
 
 def same_device(**named: Tensor) -> None:
@@ -28,9 +30,9 @@ def same_device(**named: Tensor) -> None:
         raise ValueError(f"all tensors must be on one device, got {devices}")
 
 
-def same_dtype(**named: Tensor | None) -> None:
+def same_dtype(**named: Tensor) -> None:
     """Require one type."""
-    given = {name: tensor.dtype for name, tensor in named.items() if tensor is not None}
+    given = {name: tensor.dtype for name, tensor in named.items()}
     if len(set(given.values())) > 1:
         came = ", ".join(f"{name} {dtype}" for name, dtype in given.items())
         raise ValueError(f"{' and '.join(given)} must have the same type, got {came}")
@@ -72,7 +74,7 @@ def neighbor_count(k: int | Literal["all"], n_keys: int, *, has_kernel: bool = F
         if has_kernel:
             raise ValueError("k='all' takes no kernel: a kernel has a size; give k as that number")
         return n_keys
-    if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt)):
+    if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt, Integral)):
         raise ValueError(f"k must be an integer or 'all', got {k!r} of type {type(k).__name__}")
     if not 1 <= k <= n_keys:
         raise ValueError(f"k must be from 1 to the number of keys, {n_keys}, got {k}")
@@ -91,7 +93,6 @@ def mask_tensor(mask: Tensor, n_queries: int, n_keys: int) -> Tensor:
 
 def combined(value: Tensor, k: int, kernel: Tensor | None, bias: Tensor | None) -> None:
     """Require values, kernel and bias that fit together."""
-    tensors(value=value, kernel=kernel, bias=bias)
     rows("value", value, "(..., M, C)")
     channels = value.shape[-1]
     if kernel is not None:
@@ -112,6 +113,7 @@ def combined(value: Tensor, k: int, kernel: Tensor | None, bias: Tensor | None) 
 def neighbors(value: Tensor, found: Neighbors) -> None:
     """Require the record that a search returns."""
     scores, index = found
+    tensors(value=value, scores=scores)
     if scores.shape != index.shape or scores.ndim < 2:
         came = f"scores {tuple(scores.shape)} and index {tuple(index.shape)}"
         raise ValueError(f"neighbors must hold scores and index of one shape (..., N, K), got {came}")
@@ -123,8 +125,8 @@ def neighbors(value: Tensor, found: Neighbors) -> None:
 
 def probability(dropout_p: float) -> None:
     """Require a probability."""
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be from 0 to 1, got {dropout_p}")
+    if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be a number from 0 to 1, got {dropout_p!r}")
 
 
 def one_of(name: str, choice: Any, known: tuple[str, ...]) -> None:

@@ -196,8 +196,9 @@ def aggregate(
         True
     """
     values = Values(value, kernel, bias).under_autocast()
-    values.check(neighbors.index.shape[-1])
+    neighbors = Neighbors(*neighbors)
     checks.neighbors(value, neighbors)
+    values.check(neighbors.index.shape[-1])
     weigh = arguments.weigh(weighting, dropout_p)
     chosen = choose(backend, None, values.value, values.kernel).backend
     with autocast_off(value.device):

@@ -7,6 +7,7 @@ own K keys, and the two must agree. The half types arrive as float32.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Protocol
 
 import torch
@@ -23,7 +24,9 @@ class Similarity(Protocol):
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
     r""":math:`q^\top k`."""
-    return query @ key.mT
+    # One matrix of keys for many batches of queries: as a matrix, matmul does not copy it for each.
+    shared = 2 < key.ndim <= query.ndim and prod(key.shape[:-2]) == 1
+    return query @ (key.flatten(0, -2) if shared else key).mT
 
 
 def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
@@ -47,13 +50,27 @@ def euclidean(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _square_distance(query: Tensor, key: Tensor) -> Tensor:
-    r"""Expand :math:`\lVert q - k \rVert^2 = \lVert q \rVert^2 - 2 q^\top k + \lVert k \rVert^2` about a centre."""
-    # Centring keeps the expansion from cancelling away its own digits. A single query is its own centre: what is left
-    # of the expansion is then the difference itself. A NaN must not reach other pairs through the mean.
-    centre = query if query.shape[-2] == 1 else key.nan_to_num(0.0, 0.0, 0.0).mean(-2, keepdim=True)
-    query, key = query - centre.detach(), key - centre.detach()
+    r""":math:`\lVert q - k \rVert^2`: in few channels, as coordinates have, by difference; in many, expanded."""
+    largest = torch.finfo(query.dtype).max  # a distance beyond is far, but not forbidden
+    if query.shape[-1] <= 8:
+        pairs = zip(query.unbind(-1), key.unbind(-1), strict=True)
+        squares = [(q[..., :, None] - k[..., None, :]).square() for q, k in pairs]
+        return sum(squares[1:], squares[0]).clamp(max=largest)
+    # Centring keeps the expansion |q|^2 - 2qk + |k|^2 from cancelling away its own digits. A single query with keys of
+    # its own is the best centre: what is left of the expansion is then the difference itself.
+    own = query.shape[-2] == 1 and torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]) == key.shape[:-2]
+    centre = query.detach() if own else _middle(key.detach())
+    query, key = query - centre, key - centre
     square = query.square().sum(-1)[..., :, None] - 2 * dot(query, key) + key.square().sum(-1)[..., None, :]
-    return square.clamp(min=0)
+    return square.clamp(min=0, max=largest)
+
+
+def _middle(key: Tensor) -> Tensor:
+    """The key nearest to the mean of all: a key, so that differences of whole numbers stay whole numbers."""
+    # A NaN must not reach other pairs through the mean.
+    key = key.nan_to_num(0.0, 0.0, 0.0)
+    nearest = (key - key.mean(-2, keepdim=True)).square().sum(-1, keepdim=True).argmin(-2, keepdim=True)
+    return key.gather(-2, nearest.expand(*key.shape[:-2], 1, key.shape[-1]))
 
 
 def _unit(vector: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """How much does each neighbour count? A weighting maps the K scores of a row to K weights: the thesis's rho.
 
-It is called with ``(scores, filled)``, both ``(..., K)``. An empty slot comes with score ``-inf``, and no row comes all
-empty. Whatever it returns, the operator lets an empty slot weigh exactly 0.
+It is called with ``(scores, filled)``, both ``(..., K)``, for one block of rows after the other. An empty slot comes
+with a score far below any other, though finite: an infinite one would make NaN of the gradient of whatever multiplies
+it. Whatever a weighting returns, the operator lets an empty slot weigh exactly 0.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def uniform(scores: Tensor, filled: Tensor) -> Tensor:
 
 
 @order_free
-def softmax(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001 - empty slots score -inf, which softmax honours
+def softmax(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001 - an empty slot's score vanishes beside others
     r""":math:`\rho(s)_k = e^{s_k} / \sum_l e^{s_l}`."""
     return scores.softmax(-1)
 
@@ -60,14 +61,16 @@ class Weigh:
 
     def __call__(self, scores: Tensor, filled: Tensor) -> Tensor:
         """Weigh ``scores``: 0 in an empty slot, NaN throughout a row with a NaN, dropout last."""
-        scores = scores.masked_fill(~filled, -torch.inf)
-        # A row of nothing but -inf has no softmax; its weights are set to 0 below whatever stands here.
-        finite = scores.masked_fill(~filled.any(-1, keepdim=True), 0.0)
-        weights = self.weighting(finite, filled)
-        if weights.shape != scores.shape:
-            raise ValueError(
-                f"a weighting must return a weight per score, shape {tuple(scores.shape)}, got {tuple(weights.shape)}"
-            )
+        far = -(torch.finfo(scores.dtype).max ** 0.5)
+        weights = self.weighting(scores.masked_fill(~filled, far), filled)
+        if not isinstance(weights, Tensor) or weights.shape != scores.shape:
+            came = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+            raise ValueError(f"a weighting must return a weight per score, shape {tuple(scores.shape)}, got {came}")
         weights = weights.masked_fill(~filled, 0.0)
         weights = weights.masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan)
         return F.dropout(weights, self.dropout_p) if self.dropout_p > 0.0 else weights
+
+    @property
+    def may_be_random(self) -> bool:
+        """Whether two calls may differ: by dropout, or by what somebody else's weighting does."""
+        return self.dropout_p > 0.0 or self.weighting not in (uniform, softmax)

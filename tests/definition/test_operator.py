@@ -147,3 +147,31 @@ def test_ties_go_to_the_smaller_index_in_the_reference() -> None:
     key = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 5.0], [2.0, 7.0], [1.0, 1.0]])
     found = nearest(torch.tensor([[1.0, 0.0]]), key, k=4, similarity="dot", backend="reference")
     assert found.index.tolist() == [[1, 3, 0, 2]]
+
+
+@pytest.mark.parametrize("similarity", ["dot", "sqeuclidean", "euclidean"])
+@pytest.mark.parametrize("channels", [2, 12])
+def test_whole_numbers_tie_exactly(similarity: str, channels: int) -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        query, key = torch.randint(-1, 2, (5, channels)).float(), torch.randint(-1, 2, (30, channels)).float()
+        found = nearest(query, key, k=4, similarity=similarity, backend="reference")
+        assert torch.equal(found.index, oracle.neighbors(query.double(), key.double(), 4, similarity)[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_coordinates_are_told_apart_at_any_length(backend: str) -> None:
+    n = 20_000
+    place = torch.arange(float(n))[:, None] / (n - 1)  # not even whole numbers
+    rows = torch.randint(1, n - 1, (50,))
+    found = nearest(place[rows], place, k=3, similarity="euclidean", order="key", backend=backend)
+    assert torch.equal(found.index, rows[:, None] + torch.tensor([-1, 0, 1]))
+
+
+@pytest.mark.parametrize("similarity", ["euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("channels", [3, 12])
+def test_a_distance_beyond_the_range_is_far_and_not_forbidden(similarity: str, channels: int) -> None:
+    x = torch.randn(5, channels) * 1e25
+    found = nearest(x, -x, k=5, similarity=similarity)
+    assert found.filled.all()
+    assert found.scores.isfinite().all()

@@ -47,6 +47,8 @@ def choose(
             passed_over[name] = reason
     name, record = ("given", backend) if isinstance(backend, Backend) else (backend, None)
     record = record or resolve("backend", name, {"auto": None, **BACKENDS})
+    if not isinstance(record, Backend):
+        raise TypeError(f"backend must be a name or a record of type Backend, got {backend!r}")
     reason = record.declines(search, value, kernel)
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot run these inputs: {reason}")

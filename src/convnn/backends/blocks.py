@@ -13,24 +13,33 @@ Pieces: TypeAlias = Sequence[Tensor]
 Run: TypeAlias = Callable[[Pieces, Pieces], tuple[Tensor, ...]]
 
 
-def in_blocks(run: Run, by_row: Pieces, shared: Pieces, limit: int) -> tuple[Tensor, ...]:
-    """Call ``run(by_row, shared)`` on blocks of at most ``limit`` rows and join what it returns.
+def in_blocks(run: Run, by_row: Pieces, shared: Pieces, *, row: int, budget: int) -> tuple[Tensor, ...]:
+    """Call ``run(by_row, shared)`` on blocks that need at most ``budget`` numbers, and join what it returns.
 
     Leading dimensions broadcast and are cut first, outermost first; then the rows. What is ``shared`` by the rows, as
     the keys are, is only cut along leading dimensions.
+
+    Args:
+        row: how many numbers one row needs.
 
     Shape:
         by_row ``(..., N, *)``, shared ``(..., *, *)``, results ``(..., N, *)``.
     """
     lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
+    n_rows = by_row[0].shape[-2]
+    limit = budget // row
+    for tensor in shared:
+        if tensor.shape[:-2] != lead:
+            # What is broadcast is copied for every leading entry of a block, by a matmul or for its gradient.
+            limit = min(limit, max(1, budget // max(1, prod(tensor.shape[-2:]))) * n_rows)
     by_row, shared = ([_with_axes(tensor, len(lead)) for tensor in tensors] for tensors in (by_row, shared))
-    return _cut(run, by_row, shared, (*lead, by_row[0].shape[-2]), 0, limit)
+    return _cut(run, by_row, shared, (*lead, n_rows), 0, limit)
 
 
 def _cut(run: Run, by_row: Pieces, shared: Pieces, sizes: Sequence[int], axis: int, limit: int) -> tuple[Tensor, ...]:
     if prod(sizes) <= limit or axis == len(sizes):
         return run(by_row, shared)
-    step = max(1, limit // prod(sizes[axis + 1 :]))
+    step = max(1, limit // max(1, prod(sizes[axis + 1 :])))
     if step >= sizes[axis]:
         return _cut(run, by_row, shared, sizes, axis + 1, limit)
     count = -(-sizes[axis] // step)

@@ -57,7 +57,7 @@ def select(search: Search, *, budget: int) -> Neighbors:
         return _neighbors(_rebuild(search, by_row, shared), width)
 
     by_row, shared = _tensors(search)
-    return Neighbors(*in_blocks(run, by_row, shared, budget // _row(search, width)))
+    return Neighbors(*in_blocks(run, by_row, shared, row=_row(search, width), budget=budget))
 
 
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, budget: int) -> Tensor:
@@ -68,26 +68,31 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
         return (_combine(shared[0], by_row[0], by_row[1], kernel),)
 
     row = max(index.shape[-1], value.shape[-1], 0 if kernel is None else kernel.shape[0])
-    return in_blocks(run, [index, weights], [wide(value)], budget // row)[0].to(value.dtype)
+    return in_blocks(run, [index, weights], [wide(value)], row=max(1, row), budget=budget)[0].to(value.dtype)
 
 
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int) -> Tensor:
     """Run both halves in each block, so that not even (..., N, K) is held as a whole."""
     attends = reference.attends(search, kernel, weigh)
+    by_row, shared = _tensors(_lifted(search))
+    lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
+    if not attends and torch.broadcast_shapes(lead, value.shape[:-2]) != lead:
+        # One search serves several values: cut with them, it would be repeated for each.
+        found = select(search, budget=budget)
+        return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, budget=budget)
     search, width = _lifted(search), _width(search, budget)
     kernel = None if kernel is None else wide(kernel)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
         block = _rebuild(search, by_row, shared[1:])
         if attends:
-            return (_again(partial(reference.attend, block, shared[0], weigh), random=weigh.dropout_p > 0),)
+            return (_again(partial(reference.attend, block, shared[0], weigh), block, random=weigh.may_be_random),)
         neighbors = _neighbors(block, width)
         return (_combine(shared[0], neighbors.index, weigh(neighbors.scores, neighbors.filled), kernel),)
 
-    by_row, shared = _tensors(search)
     row = max(value.shape[-1], 0 if kernel is None else kernel.shape[0])
     row = max(row, search.key.shape[-2] if attends else _row(search, width))
-    return in_blocks(run, by_row, [wide(value), *shared], budget // row)[0].to(value.dtype)
+    return in_blocks(run, by_row, [wide(value), *shared], row=row, budget=budget)[0].to(value.dtype)
 
 
 def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
@@ -95,7 +100,7 @@ def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None)
     # torch.compiler.is_exporting() is this flag, but 2.11 answers True under torch.compile as well.
     if torch.compiler._is_exporting_flag:
         return "torch.export needs sizes to stay symbolic, and the number of blocks depends on them"
-    # Asking would break the graph under torch.compile, which traces through transforms by itself.
+    # Under torch.compile this cannot be asked, and a transform inside it raises where it meets the recomputation.
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func transforms do not reach into what it computes again in backward"
     return None
@@ -114,14 +119,15 @@ def _row(search: Search, width: int) -> int:
 def _neighbors(block: Search, width: int) -> Neighbors:
     with torch.no_grad():
         index = _choose(block, width)
-    return _again(partial(block.neighbors, index))
+    return _again(partial(block.neighbors, index), block)
 
 
 def _choose(search: Search, width: int) -> Tensor:
     """Find the K best keys of every row, ``width`` keys at a time; NaN outranks everything, as in the reference."""
     n_keys = search.key.shape[-2]
     best, index = search.scores(0, width).topk(search.k, sorted=False)
-    for first in range(width, n_keys, width):
+    # Under torch.compile a range would tie the graph to this number of keys.
+    for first in range(width, n_keys, width) if width < n_keys else ():
         scores = search.scores(first, min(first + width, n_keys))
         keys = torch.arange(first, first + scores.shape[-1], device=scores.device).expand(scores.shape)
         scores, keys = torch.cat([best, scores], -1), torch.cat([index, keys], -1)
@@ -130,11 +136,12 @@ def _choose(search: Search, width: int) -> Tensor:
     return index
 
 
-def _again(function: Callable[[], T], *, random: bool = False) -> T:
+def _again(function: Callable[[], T], block: Search, *, random: bool = False) -> T:
     """Call ``function``, and call it once more in backward instead of keeping what it computed on the way."""
     if not torch.is_grad_enabled():
         return function()
-    return checkpoint(function, use_reentrant=False, preserve_rng_state=random)
+    # The query is passed for its device: checkpoint restores the random state of the devices it sees.
+    return checkpoint(lambda _: function(), block.query, use_reentrant=False, preserve_rng_state=random)
 
 
 def _combine(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None) -> Tensor:

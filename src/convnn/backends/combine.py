@@ -33,8 +33,9 @@ class Combine(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         value, index, weights, taps = ctx.saved_tensors
         wants_value, _, wants_weights, wants_taps = ctx.needs_input_grad
-        into_value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-        into_weights, into_taps = torch.zeros_like(weights), None if taps is None else torch.zeros_like(taps)
+        # Made from grad: where gradients come in batches, so do these.
+        into_value, into_weights = grad.new_zeros(value.shape), grad.new_zeros(weights.shape)
+        into_taps = None if taps is None else grad.new_zeros(taps.shape)
         for slot in range(index.shape[-1]):
             weight = weights[..., slot, None]
             back = grad if taps is None else _mix_back(grad, taps[..., slot])  # (..., N, C)

@@ -49,6 +49,7 @@ def attends(search: Search, kernel: Tensor | None, weigh: Weigh) -> bool:
 
 def attend(search: Search, value: Tensor, weigh: Weigh) -> Tensor:
     """Weigh all M keys of every query, and sum."""
+    search, value = search.without_the_unseen(value)
     scores = search.scores()  # (..., N, M)
     weights = weigh(scores, scores != -torch.inf)
     summed = weights.to(wide(value).dtype) @ wide(value)
