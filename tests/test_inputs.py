@@ -369,3 +369,14 @@ def test_one_search_serves_all_values_of_a_batch() -> None:
         output = operator(x, x, values, k=3, similarity=counting, backend=convnn.backends.chunked.with_budget(500))
     assert seen == 40 * 40 + 40 * 3  # every pair once, and the chosen ones again
     torch.testing.assert_close(output, operator(x, x, values, k=3, similarity="dot", backend="reference"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_nan_row_leaves_the_values_it_did_not_choose_alone(backend: str) -> None:
+    query, key = torch.randn(4, 5), torch.randn(6, 5)
+    query[1] = torch.nan
+    value = torch.randn(6, 3, requires_grad=True)
+    output = operator(query, key, value, k=3, mask=torch.arange(6) == 4, backend=backend)
+    (gradient,) = torch.autograd.grad(output.sum(), value)
+    assert gradient[4].isnan().all()
+    assert not gradient[[0, 1, 2, 3, 5]].any()

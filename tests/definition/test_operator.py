@@ -127,8 +127,9 @@ def test_gradients_are_finite_at_distance_and_length_zero(similarity: str, k: An
 
 
 @pytest.mark.parametrize("similarity", ["euclidean", "sqeuclidean"])
-def test_distances_survive_a_large_common_offset(similarity: str) -> None:
-    query, key = randn(7, 5), randn(11, 5)
+@pytest.mark.parametrize("channels", [5, 12])
+def test_distances_survive_a_large_common_offset(similarity: str, channels: int) -> None:
+    query, key = randn(7, channels), randn(11, channels)
     far = nearest((query + 1e6).float(), (key + 1e6).float(), k=4, similarity=similarity, backend="reference")
     exact = (query + 1e6).float().double(), (key + 1e6).float().double()
     scores, index = oracle.neighbors(*exact, 4, similarity)
