@@ -83,6 +83,27 @@ def test_a_nan_reaches_its_rows_and_no_others(k: Any, backend: str) -> None:
     assert torch.equal(output.isnan().any(-1), rows)
 
 
+@pytest.mark.parametrize("k", [5, "all"])
+def test_dropout_is_the_same_in_forward_and_backward(k: Any) -> None:
+    query, key = torch.randn(30, 4, device="cuda"), torch.randn(11, 4, device="cuda")
+    value = torch.eye(11, device="cuda", requires_grad=True)
+    output = convnn(query, key, value, k=k, dropout_p=0.5, backend="chunked")
+    (gradient,) = torch.autograd.grad(output.sum(), value)
+    torch.testing.assert_close(gradient[:, 0], output.sum(0))
+
+
+def test_coordinates_are_told_apart_with_tf32() -> None:
+    place = torch.arange(20_000.0, device="cuda")[:, None]
+    rows = torch.randint(1, 19_999, (100,), device="cuda")
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        found = nearest(place[rows], place, k=3, similarity="euclidean", order="key")
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert torch.equal(found.index, rows[:, None] + torch.tensor([-1, 0, 1], device="cuda"))
+
+
 def step(leaves: list[Tensor], pull: Tensor, backend: str | Backend) -> list[Tensor]:
     output = convnn(*leaves, k=9, backend=backend)
     return [output.detach(), *torch.autograd.grad(output, leaves, pull)]
