@@ -380,3 +380,11 @@ def test_a_nan_row_leaves_the_values_it_did_not_choose_alone(backend: str) -> No
     (gradient,) = torch.autograd.grad(output.sum(), value)
     assert gradient[4].isnan().all()
     assert not gradient[[0, 1, 2, 3, 5]].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("k", [3, "all"])
+def test_the_farthest_neighbour_still_outweighs_an_empty_slot(k: Any, backend: str) -> None:
+    x = torch.randn(4, 3) * 1e15  # squared distances far below any finite score an empty slot could have
+    output = operator(x, -x, x, k=k, similarity="sqeuclidean", mask=torch.arange(4) == 2, backend=backend)
+    torch.testing.assert_close(output, x[2].expand(4, 3))

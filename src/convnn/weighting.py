@@ -39,9 +39,10 @@ def uniform(scores: Tensor, filled: Tensor) -> Tensor:
 
 
 @order_free
-def softmax(scores: Tensor, filled: Tensor) -> Tensor:  # noqa: ARG001 - an empty slot's score vanishes beside others
-    r""":math:`\rho(s)_k = e^{s_k} / \sum_l e^{s_l}`."""
-    return scores.softmax(-1)
+def softmax(scores: Tensor, filled: Tensor) -> Tensor:
+    r""":math:`\rho(s)_k = e^{s_k} / \sum_l e^{s_l}`, over the filled slots."""
+    # A row of nothing but -inf has no softmax; it is left as it came.
+    return scores.masked_fill(~filled & filled.any(-1, keepdim=True), -torch.inf).softmax(-1)
 
 
 WEIGHTINGS: dict[str, Weighting] = {"uniform": uniform, "softmax": softmax}
