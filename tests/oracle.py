@@ -21,12 +21,19 @@ def _cosine(a: Vector, b: Vector) -> float:
     return _dot(a, b) / lengths if lengths else 0.0
 
 
+def _pearson(a: Vector, b: Vector) -> float:
+    return _cosine([x - math.fsum(a) / len(a) for x in a], [x - math.fsum(b) / len(b) for x in b])
+
+
 SIMILARITIES: dict[str, Callable[[Vector, Vector], float]] = {
     "dot": _dot,
     "scaled_dot": lambda a, b: _dot(a, b) / math.sqrt(len(a)),
     "cosine": _cosine,
     "euclidean": lambda a, b: -math.dist(a, b),
     "sqeuclidean": lambda a, b: -math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True)),
+    "pearson": _pearson,
+    "manhattan": lambda a, b: -math.fsum(abs(x - y) for x, y in zip(a, b, strict=True)),
+    "chebyshev": lambda a, b: -max(abs(x - y) for x, y in zip(a, b, strict=True)),
 }
 
 
@@ -35,7 +42,22 @@ def _softmax(scores: Vector) -> list[float]:
     return [p / math.fsum(powers) for p in powers]
 
 
-WEIGHTINGS: dict[str, Callable[[Vector], list[float]]] = {"uniform": lambda s: [1.0] * len(s), "softmax": _softmax}
+def _sparsemax(scores: Vector) -> list[float]:
+    """The threshold t at which the parts above it sum to 1, by bisection."""
+    low, high = max(scores) - 1.0, max(scores)
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = math.fsum(max(s - middle, 0.0) for s in scores)
+        low, high = (middle, high) if above > 1 else (low, middle)
+    return [max(s - low, 0.0) for s in scores]
+
+
+WEIGHTINGS: dict[str, Callable[[Vector], list[float]]] = {
+    "uniform": lambda s: [1.0] * len(s),
+    "softmax": _softmax,
+    "softmin": lambda s: _softmax([-x for x in s]),
+    "sparsemax": _sparsemax,
+}
 
 
 def neighbors(

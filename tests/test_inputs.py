@@ -17,7 +17,7 @@ from convnn.functional import aggregate, nearest
 from convnn.functional import convnn as operator
 from convnn.neighbors import Neighbors
 from convnn.similarity import SIMILARITIES
-from convnn.weighting import order_free
+from convnn.weighting import WEIGHTINGS, order_free
 
 BACKENDS = ["reference", "chunked", "auto"]
 
@@ -77,8 +77,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"query": torch.randn(7, 5), "key": torch.randn(11, 5), "mask": torch.ones(3, 7, 11).bool()},
         "query (), key (), mask (3,), value (2,)",
     ),
-    "similarity": ({"similarity": "cos"}, "unknown similarity 'cos'; known are 'cosine', 'dot', 'euclidean'"),
-    "weighting": ({"weighting": "max"}, "unknown weighting 'max'; known are 'softmax', 'uniform'"),
+    "similarity": (
+        {"similarity": "cos"},
+        "unknown similarity 'cos'; known are 'chebyshev', 'cosine', 'dot', 'euclidean'",
+    ),
+    "weighting": (
+        {"weighting": "max"},
+        "unknown weighting 'max'; known are 'softmax', 'softmin', 'sparsemax', 'uniform'",
+    ),
     "backend": ({"backend": "cuda"}, "unknown backend 'cuda'; known are 'auto', 'chunked', 'reference'"),
     "order": ({"order": "rank"}, "order must be one of 'score', 'key', got 'rank'"),
     "dropout": ({"dropout_p": 1.5}, "dropout_p must be a number from 0 to 1, got 1.5"),
@@ -120,7 +126,7 @@ def test_the_wrong_is_refused_with_what_is_required_and_what_came(case: str) -> 
 
 
 def test_strategies_of_the_wrong_type_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"similarity must be a callable or one of 'cosine', .* got 3"):
+    with pytest.raises(TypeError, match=r"similarity must be a callable or one of 'chebyshev', .* got 3"):
         call(similarity=3)
     with pytest.raises(TypeError, match=r"query must be a tensor, got list"):
         call(query=[[1.0]])
@@ -195,7 +201,7 @@ def test_a_backend_without_a_fused_half_runs_its_two_halves() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("weighting", ["softmax", "uniform"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("k", [3, "all"])
 def test_a_row_with_nothing_to_choose_is_0_and_passes_no_gradient(k: Any, weighting: str, backend: str) -> None:
     query, key, value = (torch.randn(*shape, requires_grad=True) for shape in ((4, 5), (6, 5), (6, 3)))
@@ -221,10 +227,13 @@ def test_an_empty_slot_does_not_see_the_value_it_points_at(backend: str) -> None
 
 @pytest.mark.parametrize("backend", [*BACKENDS, convnn.backends.chunked.with_budget(20)])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("weighting", ["softmax", "uniform"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("k", [3, "all"])
-def test_a_nan_reaches_its_rows_and_no_others(k: Any, weighting: str, similarity: str, backend: Any) -> None:
-    query, key, value = torch.randn(2, 7, 5), torch.randn(2, 11, 5), torch.randn(2, 11, 6)
+@pytest.mark.parametrize("channels", [5, 12])
+def test_a_nan_reaches_its_rows_and_no_others(
+    channels: int, k: Any, weighting: str, similarity: str, backend: Any
+) -> None:
+    query, key, value = torch.randn(2, 7, channels), torch.randn(2, 11, channels), torch.randn(2, 11, 6)
     query[0, 2, 1] = torch.nan
     key[1, 4, 0] = torch.nan
     mask = torch.ones(7, 11).bool()

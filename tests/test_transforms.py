@@ -13,6 +13,8 @@ import convnn
 from convnn.backends.chunked import with_budget
 from convnn.functional import convnn as operator
 from convnn.functional import nearest
+from convnn.similarity import Bilinear, Mahalanobis, minkowski
+from convnn.weighting import LearnedTemperature, softmax_at
 
 
 def leaves() -> tuple[Tensor, ...]:
@@ -35,6 +37,21 @@ def test_the_operator_compiles_without_a_break(backend: Any) -> None:
         return operator(q, x, v, w, k=3, mask="causal", similarity="cosine", backend=backend)
 
     compiles(run, leaves(), "aot_eager")
+
+
+@pytest.mark.parametrize("similarity", ["pearson", "manhattan", "chebyshev", minkowski(3), Bilinear(5), "learned"])
+def test_every_similarity_and_weighting_compiles(similarity: Any) -> None:
+    learned = Mahalanobis(torch.eye(5), learned=True)
+    weighting: Any = {"pearson": "sparsemax", "manhattan": "softmin", "chebyshev": softmax_at(0.5)}.get(
+        similarity if isinstance(similarity, str) else "", LearnedTemperature()
+    )
+
+    def run(q: Tensor, x: Tensor, v: Tensor) -> Tensor:
+        return operator(
+            q, x, v, k=3, similarity=learned if similarity == "learned" else similarity, weighting=weighting
+        )
+
+    compiles(run, leaves()[:3], "aot_eager")
 
 
 def test_attention_compiles_without_a_break() -> None:

@@ -8,11 +8,12 @@ it. Whatever a weighting returns, the operator lets an empty slot weigh exactly 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Weighting(Protocol):
@@ -45,7 +46,81 @@ def softmax(scores: Tensor, filled: Tensor) -> Tensor:
     return scores.masked_fill(~filled & filled.any(-1, keepdim=True), -torch.inf).softmax(-1)
 
 
-WEIGHTINGS: dict[str, Weighting] = {"uniform": uniform, "softmax": softmax}
+@order_free
+def softmin(scores: Tensor, filled: Tensor) -> Tensor:
+    r""":math:`\operatorname{softmax}(-s)`: the least similar of the neighbours counts most.
+
+    The softmin of a *distance* weighs near neighbours most. Scores here are minus the distance, so that is
+    :func:`softmax`.
+    """
+    return softmax(-scores, filled)
+
+
+@order_free
+def sparsemax(scores: Tensor, filled: Tensor) -> Tensor:
+    r""":math:`\arg\min_{p \in \Delta} \lVert p - s \rVert^2`: the nearest distribution, most of it exactly 0."""
+    # Scores matter by their differences; from the largest one on, an empty slot's is a number like any other.
+    scores = (scores - scores.amax(-1, keepdim=True).detach()).masked_fill(~filled, -2.0)
+    ranked = scores.sort(dim=-1, descending=True).values
+    count = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    # p = max(s - t, 0), with t such that the p of the first so many scores, those above it, sum to 1.
+    support = (1 + count * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp(min=1)  # 0 beside a NaN
+    threshold = (ranked.cumsum(-1).gather(-1, support - 1) - 1) / support
+    return (scores - threshold).clamp(min=0)
+
+
+def softmax_at(temperature: float) -> Weighting:
+    r""":math:`\operatorname{softmax}(s / T)`: towards T = 0 the nearest takes all, towards infinity all count alike."""
+    if not temperature > 0:
+        raise ValueError(f"the temperature must be greater than 0, got {temperature}")
+    return order_free(lambda scores, filled: softmax(scores / temperature, filled))
+
+
+class LearnedTemperature(nn.Module):
+    r""":math:`\operatorname{softmax}(s / T)` with a learned :math:`T = e^\tau`, which stays above 0.
+
+    Args:
+        temperature: where T starts.
+    """
+
+    order_free = True
+
+    def __init__(self, temperature: float = 1.0, *, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"the temperature must be greater than 0, got {temperature}")
+        self.start = temperature
+        self.log_temperature = nn.Parameter(torch.empty((), device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Go back to where it started."""
+        nn.init.constant_(self.log_temperature, log(self.start))
+
+    @property
+    def temperature(self) -> Tensor:
+        """T, as it is now."""
+        return self.log_temperature.exp()
+
+    def forward(self, scores: Tensor, filled: Tensor) -> Tensor:  # noqa: D102
+        return softmax(scores / self.temperature.to(scores.dtype), filled)
+
+
+def on_exp(weighting: Weighting) -> Weighting:
+    r""":math:`\rho(e^s)`: for a distance, the thesis's score :math:`e^{-D}`, here weighed with but never ranked by."""
+
+    def weigh(scores: Tensor, filled: Tensor) -> Tensor:
+        return weighting(torch.where(filled, scores.exp(), scores), filled)  # an empty slot stays far below
+
+    return order_free(weigh) if getattr(weighting, "order_free", False) else weigh
+
+
+WEIGHTINGS: dict[str, Weighting] = {
+    "uniform": uniform,
+    "softmax": softmax,
+    "softmin": softmin,
+    "sparsemax": sparsemax,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,4 +149,4 @@ class Weigh:
     @property
     def may_be_random(self) -> bool:
         """Whether two calls may differ: by dropout, or by what somebody else's weighting does."""
-        return self.dropout_p > 0.0 or self.weighting not in (uniform, softmax)
+        return self.dropout_p > 0.0 or self.weighting not in WEIGHTINGS.values()

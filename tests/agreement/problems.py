@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convnn.similarity import minkowski
+from convnn.weighting import on_exp, softmax, softmax_at
+
 Tensors = dict[str, Tensor]
 
 
@@ -51,6 +54,11 @@ def _bool_mask(tensors: Tensors) -> None:
     tensors["mask"] = mask
 
 
+def _bool_mask_of_3(tensors: Tensors) -> None:
+    _bool_mask(tensors)
+    tensors["mask"] = tensors["mask"][:, None].expand(2, 3, -1, -1)
+
+
 def _float_mask(tensors: Tensors) -> None:
     _bool_mask(tensors)
     shift = torch.randn(tensors["mask"].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -87,6 +95,7 @@ def _expanded(tensors: Tensors) -> None:
 CAUSAL = {"mask": "causal"}
 STANDARD, GROUPED, DEPTHWISE, MULTIPLIED = (4, 6), (8, 3), (6, 1), (12, 1)
 BATCH = ((2, 3), (2, 3), (2, 3))
+WIDE = (7, 13, 12, 6)
 
 PROBLEMS = [
     Problem("sum", {"k": 3}),
@@ -115,6 +124,19 @@ PROBLEMS = [
     Problem("queries among the keys", {"k": 4, "similarity": "euclidean"}, BATCH, STANDARD, _own_keys),
     Problem("zero vectors", {"k": 13, "similarity": "cosine"}, kernel=STANDARD, bend=_zero_vectors),
     Problem("squared distance", {"k": 5, "similarity": "sqeuclidean"}, BATCH, GROUPED),
+    Problem("pearson", {"k": 5, "similarity": "pearson", "weighting": "sparsemax"}, BATCH, GROUPED),
+    Problem("manhattan", {"k": 5, "similarity": "manhattan", "weighting": "softmin"}, BATCH, bend=_own_keys),
+    Problem("chebyshev", {"k": 5, "similarity": "chebyshev"}, BATCH, STANDARD),
+    Problem("minkowski", {"k": 5, "similarity": minkowski(3)}, BATCH, STANDARD, bend=_own_keys),
+    Problem("many channels, euclidean", {"k": 5, "similarity": "euclidean"}, BATCH, GROUPED, sizes=WIDE),
+    Problem("many channels, manhattan", {"k": 5, "similarity": "manhattan"}, BATCH, bend=_bool_mask_of_3, sizes=WIDE),
+    Problem("many channels, chebyshev, every key", {"k": "all", "similarity": "chebyshev"}, BATCH, sizes=WIDE),
+    Problem("many channels, minkowski, every key", {"k": "all", "similarity": minkowski(2.5)}, BATCH, sizes=WIDE),
+    Problem("bfloat16, chebyshev", {"k": 4, "similarity": "chebyshev"}, BATCH, GROUPED, dtype=torch.bfloat16),
+    Problem("bfloat16, sparsemax", {"k": 4, "weighting": "sparsemax"}, BATCH, GROUPED, dtype=torch.bfloat16),
+    Problem("every key, sparsemax, causal", {"k": "all", "weighting": "sparsemax", **CAUSAL}, BATCH),
+    Problem("cold softmax with empty rows", {"k": 4, "weighting": softmax_at(0.1)}, kernel=STANDARD, bend=_bool_mask),
+    Problem("softmax of exp(-D)", {"k": 4, "similarity": "sqeuclidean", "weighting": on_exp(softmax)}, bend=_bool_mask),
     Problem("plain dot", {"k": 5, "similarity": "dot", "weighting": "uniform"}, BATCH),
     Problem("transposed memory", {"k": 4}, BATCH, GROUPED, _transposed),
     Problem("expanded memory", {"k": 4}, kernel=STANDARD, bend=_expanded),

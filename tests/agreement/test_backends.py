@@ -78,8 +78,9 @@ def test_the_two_halves_make_the_whole(problem: Problem, backend: str) -> None:
     assert_same(run(problem, BUDGETS.get(backend, backend), halves=True), expected(problem), problem.dtype)
 
 
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-def test_half_types_keep_the_digits_of_float32(problem: Problem) -> None:
+def test_half_types_keep_the_digits_of_float32(problem: Problem, backend: str) -> None:
     """What the half types lose is the rounding of inputs and output, not scores that tie."""
     half = torch.bfloat16
     rounded: dict[str, Any] = {
@@ -88,8 +89,8 @@ def test_half_types_keep_the_digits_of_float32(problem: Problem) -> None:
     lifted: dict[str, Any] = {
         name: tensor if tensor.dtype == torch.bool else tensor.float() for name, tensor in rounded.items()
     }
-    ours = convnn.functional.convnn(**rounded, **problem.options, backend="chunked")
-    theirs = convnn.functional.convnn(**lifted, **problem.options, backend="reference")
+    ours = convnn.functional.convnn(**rounded, **problem.options, backend=backend)
+    theirs = convnn.functional.convnn(**lifted, **problem.options, backend=backend)
     assert ours.dtype == half
     torch.testing.assert_close(ours.float(), theirs, rtol=2**-7, atol=1e-2)
 

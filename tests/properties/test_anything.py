@@ -34,7 +34,7 @@ MASKS = ["none", "bool", "float", "keys", "rows", "leading", "causal"]
 def problems(draw: st.DrawFn) -> tuple[list[Tensor | None], dict[str, Any]]:
     """Tensors (query, key, value, kernel, bias, mask) and options."""
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    n, m, e, c = (draw(st.integers(low, 8)) for low in (1, 1, 2, 1))
+    n, m, e, c = (draw(st.integers(low, 8)) for low in (1, 1, 3, 1))
     lead = draw(st.sampled_from(LEADS))
     query, key, value = (
         torch.randn(*front, *size, dtype=torch.float64)
