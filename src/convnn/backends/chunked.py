@@ -30,8 +30,8 @@ T = TypeVar("T")
 def with_budget(budget: int) -> Backend:
     """Make a chunked backend that holds at most ``budget`` scores (or other numbers) in one tensor.
 
-    Inputs, outputs and their gradients come on top. A budget too small for a single row (its M scores where all are
-    taken, its K keys otherwise) still runs, a row at a time.
+    Tensors of the size of an input, an output or a gradient come on top. A budget too small for a single row (its M
+    scores where all are taken, its K keys otherwise) still runs, a row at a time.
 
     Example:
         >>> import convnn
@@ -74,13 +74,13 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int) -> Tensor:
     """Run both halves in each block, so that not even (..., N, K) is held as a whole."""
     attends = reference.attends(search, kernel, weigh)
-    by_row, shared = _tensors(_lifted(search))
+    search, width = _lifted(search), _width(search, budget)
+    by_row, shared = _tensors(search)
     lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
     if not attends and torch.broadcast_shapes(lead, value.shape[:-2]) != lead:
         # One search serves several values: cut with them, it would be repeated for each.
         found = select(search, budget=budget)
         return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, budget=budget)
-    search, width = _lifted(search), _width(search, budget)
     kernel = None if kernel is None else wide(kernel)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
