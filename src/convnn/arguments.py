@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -53,7 +54,7 @@ def search(
     *,
     k: int | Literal["all"],
     similarity: Similarity | str,
-    mask: Mask | str | None,
+    mask: Mask | str | Sequence[Mask | str] | None,
     candidates: None,
     self_index: None,
     order: Order,
@@ -72,15 +73,17 @@ def search(
     rows = torch.arange(n_queries, device=query.device)[:, None]
     chosen = resolve("similarity", similarity, SIMILARITIES)
     count = checks.neighbor_count(k, n_keys, has_kernel=has_kernel)
-    laid = () if mask is None else (_mask(mask, query, n_queries, n_keys),)
+    given_masks = mask if isinstance(mask, (list, tuple)) else () if mask is None else (mask,)
+    laid = tuple(_mask(each, query, n_queries, n_keys) for each in given_masks)
     built = Search(query, key, rows, laid, chosen, count, order, everything=isinstance(k, str))
     checks.leading(**_tensors(built))
     return built
 
 
 def _tensors(search: Search) -> dict[str, Tensor]:
-    laid = (("mask", mask) for mask in search.mask if isinstance(mask, Tensor))
-    return {"query": search.query, "key": search.key, **dict(laid)}
+    laid = [mask for mask in search.mask if isinstance(mask, Tensor)]
+    names = ["mask"] if len(laid) == 1 else [f"mask {number}" for number in range(len(laid))]
+    return {"query": search.query, "key": search.key, **dict(zip(names, laid, strict=True))}
 
 
 def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:

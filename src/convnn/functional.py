@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -30,7 +31,7 @@ def convnn(
     k: int | Literal["all"],
     similarity: Similarity | str = "scaled_dot",
     weighting: Weighting | str = "softmax",
-    mask: Mask | str | None = None,
+    mask: Mask | str | Sequence[Mask | str] | None = None,
     candidates: None = None,
     self_index: None = None,
     order: Order = "score",
@@ -51,7 +52,7 @@ def convnn(
     k: int | Literal["all"],
     similarity: Similarity | str = "scaled_dot",
     weighting: Weighting | str = "softmax",
-    mask: Mask | str | None = None,
+    mask: Mask | str | Sequence[Mask | str] | None = None,
     candidates: None = None,
     self_index: None = None,
     order: Order = "score",
@@ -71,7 +72,7 @@ def convnn(
     k: int | Literal["all"],
     similarity: Similarity | str = "scaled_dot",
     weighting: Weighting | str = "softmax",
-    mask: Mask | str | None = None,
+    mask: Mask | str | Sequence[Mask | str] | None = None,
     candidates: None = None,
     self_index: None = None,
     order: Order = "score",
@@ -92,7 +93,8 @@ def convnn(
             ``"euclidean"``, ``"sqeuclidean"`` (a distance by name means minus that distance).
         weighting: ``(scores, filled) -> weights`` over the K slots, or a name: ``"softmax"``, ``"uniform"``.
         mask: a tensor as in :func:`torch.nn.functional.scaled_dot_product_attention` (True may be chosen, floats are
-            added), a rule ``(i, j) -> bool or float``, or ``"causal"``.
+            added), a rule ``(i, j) -> bool or float`` as in :mod:`convnn.masks`, ``"causal"``, or a sequence of these:
+            all of them apply, and floats add up.
         candidates: None, every key; narrower choices are not there yet.
         self_index: None; naming each query's own key is not there yet.
         order: slots of a row by ``"score"``, nearest first, or by ``"key"``.
@@ -142,7 +144,7 @@ def nearest(
     *,
     k: int | Literal["all"],
     similarity: Similarity | str = "scaled_dot",
-    mask: Mask | str | None = None,
+    mask: Mask | str | Sequence[Mask | str] | None = None,
     candidates: None = None,
     self_index: None = None,
     order: Order = "score",

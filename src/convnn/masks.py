@@ -8,19 +8,129 @@ tensors, row numbers of queries and of keys, a block at a time: it never fills a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
 from math import prod
+from operator import or_
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Mask: TypeAlias = Tensor | Rule
+Entry: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Mask: TypeAlias = Tensor | Entry
 
 
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rule that says True or False, and combines with others by ``&``, ``|`` and ``~``.
+
+    Example:
+        >>> near_past = window(2) & causal
+        >>> near_past(torch.arange(4)[:, None], torch.arange(4)[None, :]).int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [1, 1, 1, 0],
+                [0, 1, 1, 1]], dtype=torch.int32)
+    """
+
+    entry: Entry
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        """Say for which queries i and keys j it holds."""
+        return _truth(self.entry, i, j)
+
+    def __and__(self, other: Entry) -> Rule:
+        return Rule(lambda i, j: self(i, j) & _truth(other, i, j))
+
+    def __or__(self, other: Entry) -> Rule:
+        return Rule(lambda i, j: self(i, j) | _truth(other, i, j))
+
+    def __invert__(self) -> Rule:
+        return Rule(lambda i, j: ~self(i, j))
+
+
+def _truth(entry: Entry, i: Tensor, j: Tensor) -> Tensor:
+    said = entry(i, j)
+    if not isinstance(said, Tensor) or said.dtype != torch.bool:
+        came = said.dtype if isinstance(said, Tensor) else type(said).__name__
+        raise ValueError(
+            f"rules combine where they return a bool tensor, got {came}; pass floats as a mask of their own"
+        )
+    return said
+
+
+@Rule
 def causal(i: Tensor, j: Tensor) -> Tensor:
     """Let query i choose key j up to and including i, counted from the top left as torch does."""
     return j <= i
+
+
+def window(radius: int) -> Rule:
+    """Let a query choose the keys at most ``radius`` places from its own."""
+    _whole("radius", radius, 0)
+    return Rule(lambda i, j: (i - j).abs() <= radius)
+
+
+def dilated(radius: int, step: int) -> Rule:
+    """Let a query choose every ``step``-th key, ``radius`` of them to either side."""
+    _whole("radius", radius, 0)
+    _whole("step", step, 1)
+    return Rule(lambda i, j: ((i - j).abs() <= radius * step) & ((i - j) % step == 0))
+
+
+def strided(stride: int) -> Rule:
+    """The Sparse Transformer's strided pattern: the keys up to ``stride`` away, and every ``stride``-th one.
+
+    Published for ``strided(...) & causal``.
+    """
+    _whole("stride", stride, 1)
+    return window(stride) | Rule(lambda i, j: (i - j) % stride == 0)
+
+
+def fixed(stride: int, summary: int = 1) -> Rule:
+    """The Sparse Transformer's fixed pattern: one's own block of ``stride``, and the last ``summary`` keys of each.
+
+    Published for ``fixed(...) & causal``.
+    """
+    _whole("stride", stride, 1)
+    if not 1 <= summary <= stride:
+        raise ValueError(f"summary must be from 1 to the stride, {stride}, got {summary}")
+    own = Rule(lambda i, j: i // stride == j // stride)
+    return own | Rule(lambda _, j: j % stride >= stride - summary)
+
+
+def bigbird(window: int, globals: int, random: int, *, keys: int, seed: int = 0) -> Rule:  # noqa: A002 - its own names
+    """BigBird: a window, the first ``globals`` tokens seeing and seen by all, and ``random`` keys for each query.
+
+    Args:
+        window: how far the window reaches to either side.
+        keys: M, out of which the random keys are drawn; two of one query may fall together.
+        seed: the same seed draws the same keys.
+    """
+    for name, size in (("window", window), ("globals", globals), ("random", random)):
+        _whole(name, size, 0)
+    _whole("keys", keys, 1)
+    near = Rule(lambda i, j: (i - j).abs() <= window)
+    ends = Rule(lambda i, j: (i < globals) | (j < globals))
+    return reduce(or_, [_drawn(number, seed, keys) for number in range(random)], near | ends)
+
+
+def _drawn(number: int, seed: int, keys: int) -> Rule:
+    """One random key for every query."""
+    return Rule(lambda i, j: _hash(i + _hash(torch.full_like(i, number + 7919 * seed))) % keys == j)
+
+
+def _hash(number: Tensor) -> Tensor:
+    """Mix the 32 low bits of whole numbers; in integers, so that it compiles and is the same everywhere."""
+    for _ in range(2):
+        number = ((number ^ (number >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    return number ^ (number >> 16)
+
+
+def _whole(name: str, number: int, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
 
 
 MASKS: dict[str, Rule] = {"causal": causal}
