@@ -16,8 +16,8 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@echo 'Tests deselected below carry the markers slow and gpu: make test-slow, make test-gpu.'
 	$(BIN)/python -m pytest
-	@echo 'Deselected tests carry the markers slow and gpu: make test-slow, make test-gpu.'
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow tests

@@ -142,7 +142,8 @@ def test_strategies_of_the_wrong_type_are_refused() -> None:
 
 
 def test_any_kind_of_integer_is_a_k() -> None:
-    assert call(k=numpy.int64(3)).shape == (2, 7, 4)
+    for backend in BACKENDS:
+        assert call(k=numpy.int64(3), backend=backend).shape == (2, 7, 4)
 
 
 def test_neighbours_may_come_as_a_plain_pair() -> None:

@@ -136,22 +136,21 @@ def _whole(name: str, number: int, least: int) -> None:
 MASKS: dict[str, Rule] = {"causal": causal}
 
 
-def combine(entries: Iterable[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """Combine evaluated masks into who is allowed, a bool, and what is added to a score; None where nothing is said."""
+def combine(entries: Iterable[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
+    """Combine evaluated masks into who is allowed, a bool or None for all, and what is added to a score."""
     allowed: Tensor | None = None
-    shift: Tensor | None = None
+    shifts: list[Tensor] = []
     for entry in entries:
         allow = entry if entry.dtype == torch.bool else entry != -torch.inf
         allowed = allow if allowed is None else allowed & allow
         if entry.dtype != torch.bool:
-            add = torch.where(allow, entry, 0.0)
-            shift = add if shift is None else shift + add
-    return allowed, shift
+            shifts.append(torch.where(allow, entry, 0.0))
+    return allowed, shifts
 
 
-def lay(scores: Tensor, allowed: Tensor | None, shift: Tensor | None) -> Tensor:
+def lay(scores: Tensor, allowed: Tensor | None, shifts: list[Tensor]) -> Tensor:
     """Lay combined masks over the scores they belong to; a forbidden score is -inf, whatever it was."""
-    scores = scores if shift is None else scores + shift.to(scores.dtype)
+    scores = sum((shift.to(scores.dtype) for shift in shifts), scores)
     return scores if allowed is None else torch.where(allowed, scores, -torch.inf)
 
 

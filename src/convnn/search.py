@@ -48,13 +48,13 @@ class Search:
 
         Choosing has no gradient, scores have; so a backend may choose as it likes.
         """
-        allowed, shift = masks.combine(masks.pairs(mask, self.rows, index) for mask in self.mask)
+        allowed, shifts = masks.combine(masks.pairs(mask, self.rows, index) for mask in self.mask)
         query, taken = wide(self.query), wide(take(self.key, index))  # (..., N, E), (..., N, K, E)
         if allowed is not None:
             # What may not be chosen may not be seen, not even by the gradient: 0 times NaN is NaN.
             query = torch.where(allowed.any(-1, keepdim=True), query, 0.0)
             taken = torch.where(allowed[..., None], taken, 0.0)
-        scores = masks.lay(self._scored(query[..., :, None, :], taken)[..., 0, :], allowed, shift)  # (..., N, K)
+        scores = masks.lay(self._scored(query[..., :, None, :], taken)[..., 0, :], allowed, shifts)  # (..., N, K)
         index = index.expand(scores.shape)
         place = _places(scores.detach(), index, self.order)
         scores, index = scores.gather(-1, place), index.gather(-1, place)
@@ -68,7 +68,7 @@ class Search:
         chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
         return replace(self, query=_where(chooses, self.query), key=_where(chosen, self.key)), _where(chosen, value)
 
-    def _laid(self, first: int, last: int) -> tuple[Tensor | None, Tensor | None]:
+    def _laid(self, first: int, last: int) -> tuple[Tensor | None, list[Tensor]]:
         return masks.combine(masks.block(mask, self.rows, first, last) for mask in self.mask)
 
     def _scored(self, query: Tensor, key: Tensor) -> Tensor:

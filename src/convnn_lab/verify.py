@@ -42,11 +42,12 @@ class Row:
 
 def compare(cases: int, seed: int) -> list[Row]:
     """Compare on ``cases`` random problems for each row, on every backend."""
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         return [_row(configured, peer, case, cases, seed) for (configured, peer), case in COMPARISONS.items()]
     finally:
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(before)
 
 
 def show(rows: list[Row]) -> None:

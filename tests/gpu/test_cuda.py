@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from convnn.backends import Backend
 from convnn.functional import convnn, nearest
+from convnn.masks import Rule, bigbird, causal, dilated, fixed, strided, window
+from convnn.similarity import SIMILARITIES
+from convnn.weighting import WEIGHTINGS
 from tests.agreement.problems import PROBLEMS, Problem
 from tests.agreement.test_backends import BUDGETS, assert_same, expected, run
 
@@ -33,8 +37,9 @@ def test_nothing_waits_for_the_device(k: Any, backend: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for similarity in ("scaled_dot", "cosine", "euclidean"):
-            output = convnn(*leaves, k=k, similarity=similarity, mask="causal", backend=backend)
+        for similarity, weighting in zip(SIMILARITIES, itertools.cycle(WEIGHTINGS)):
+            mask: Any = ["causal", strided(4), bigbird(3, 2, 2, keys=90)]
+            output = convnn(*leaves, k=k, similarity=similarity, weighting=weighting, mask=mask, backend=backend)
             output.backward(pull)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -56,6 +61,18 @@ def test_a_long_sequence_trains_in_bounded_memory(k: Any, dtype: torch.dtype) ->
     rows = slice(100, 130)
     some = convnn(leaves[0][:, rows], *leaves[1:], k=k, backend="reference")
     torch.testing.assert_close(output[:, rows], some, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "rule", [window(3) & causal, dilated(2, 3), strided(5), fixed(6, 2), bigbird(2, 1, 3, keys=60)]
+)
+def test_rules_say_the_same_on_every_device(rule: Rule) -> None:
+    i, j = torch.arange(50)[:, None], torch.arange(60)[None, :]
+    assert torch.equal(rule(i.cuda(), j.cuda()).cpu(), rule(i, j))
+    x = torch.randn(50, 5, dtype=torch.float64)
+    y = torch.randn(60, 5, dtype=torch.float64)
+    ours = convnn(x.cuda(), y.cuda(), y.cuda(), k=4, mask=rule)
+    torch.testing.assert_close(ours.cpu(), convnn(x, y, y, k=4, mask=rule))
 
 
 def test_autocast_leaves_the_choice_alone() -> None:

@@ -152,3 +152,12 @@ def test_rules_obey_the_laws_of_sets() -> None:
         assert torch.equal(by_rule(~(a & b)), by_rule(~a | ~b))
         assert torch.equal(by_rule(a | b), by_rule(b | a))
         assert torch.equal(by_rule(~~a), by_rule(a))
+
+
+def test_masks_of_half_types_add_in_the_type_of_the_scores() -> None:
+    """1 and 2^-9 have no sum in bfloat16."""
+    x = torch.zeros(1, 3)
+    masks = [torch.tensor([[1.0, 1.0]]).bfloat16(), torch.tensor([[2.0**-9, 0.0]]).bfloat16()]
+    for backend in ("reference", "chunked"):
+        found = nearest(x, torch.zeros(2, 3), k=2, mask=masks, backend=backend)
+        assert found.scores.tolist() == [[1 + 2.0**-9, 1.0]]
