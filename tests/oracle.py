@@ -61,25 +61,38 @@ WEIGHTINGS: dict[str, Callable[[Vector], list[float]]] = {
 
 
 def neighbors(
-    query: Tensor, key: Tensor, k: int, similarity: str, mask: Tensor | None = None, order: str = "score"
+    query: Tensor,
+    key: Tensor,
+    k: int,
+    similarity: str,
+    mask: Tensor | None = None,
+    order: str = "score",
+    *,
+    candidates: Sequence[int] | None = None,
+    own: Sequence[int] | None = None,
+    own_score: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scores and indices for one query matrix (N, E) and one key matrix (M, E)."""
     near = SIMILARITIES[similarity]
     scores, index = [], []
     for i, q in enumerate(query.tolist()):
+        oneself = -1 if own is None else own[i]
         row = []
         for j, x in enumerate(key.tolist()):
+            if candidates is not None and j not in candidates and j != oneself:
+                continue
             shift = 0.0 if mask is None else mask[i, j].item()
             if mask is not None and mask.dtype == torch.bool:
                 shift = 0.0 if mask[i, j] else -math.inf
             if shift != -math.inf:
-                row.append((-(near(q, x) + shift), j))
+                score = own_score if j == oneself and own_score is not None else near(q, x)
+                row.append((j != oneself, -(score + shift), j))
         chosen = sorted(row)[:k]
         if order == "key":
-            chosen.sort(key=lambda pair: pair[1])
+            chosen.sort(key=lambda found: found[2])
         empty = k - len(chosen)
-        scores.append([-s for s, _ in chosen] + [-math.inf] * empty)
-        index.append([j for _, j in chosen] + [-1] * empty)
+        scores.append([-s for _, s, _ in chosen] + [-math.inf] * empty)
+        index.append([j for _, _, j in chosen] + [-1] * empty)
     return torch.tensor(scores, dtype=torch.float64), torch.tensor(index)
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import convnn
+from convnn.candidates import grid
 from convnn.functional import aggregate, nearest
 from convnn.functional import convnn as operator
 from convnn.neighbors import Neighbors
@@ -112,8 +113,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"mask": lambda i, j: -torch.ones(2, 1, 1) * (i - j).abs()},
         "a mask rule knows rows and keys only and must return (7, 11), got (2, 7, 11)",
     ),
-    "candidates": ({"candidates": torch.arange(4)}, "candidates must be None, the only choice so far, got Tensor"),
-    "self_index": ({"self_index": torch.arange(7)}, "self_index must be None, the only choice so far, got Tensor"),
+    "few candidates": ({"candidates": torch.arange(2)}, "k must be from 1 to the number of candidates, 2, got 3"),
+    "candidates beyond": ({"candidates": torch.arange(8, 12)}, "must be below the number of keys, 11, got 11"),
+    "candidates of floats": (
+        {"candidates": torch.ones(4)},
+        "shape (..., r) and type torch.int64, got (4,) of torch.float32",
+    ),
+    "leading candidates": ({"candidates": torch.zeros(3, 4).long()}, "query (2,), key (2,), candidates (3,)"),
+    "candidates elsewhere": (
+        {"candidates": torch.zeros(4, device="meta").long()},
+        "query on cpu, candidates on meta",
+    ),
+    "self of another size": (
+        {"self_index": torch.arange(6)},
+        "self_index must name a key for each of the 7 queries, got a shape of (6,)",
+    ),
+    "self beyond": ({"self_index": torch.arange(5, 12)}, "self_index must be below the number of keys, 11, got 11"),
+    "self score": ({"self_score": 1.0}, "self_score must be one of 'true', 'one', got 1.0"),
+    "a grid that is none": ({"candidates": grid(5, size=(1, 11))}, "a whole number to the 2, got 5"),
+    "a grid of another map": ({"candidates": grid(4, size=(3, 4))}, "a map of (3, 4) were given 11 keys"),
+    "a margin of everything": ({"candidates": grid(4, margin=6)}, "a margin of 6 at both ends leaves nothing"),
     "weights": ({"weighting": lambda s, f: s[..., :1]}, "a weight per score, shape (2, 7, 3), got (2, 7, 1)"),  # noqa: ARG005
 }
 

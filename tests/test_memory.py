@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from convnn.backends.chunked import with_budget
+from convnn.candidates import random
 from convnn.functional import aggregate, convnn, nearest
 from convnn.neighbors import Neighbors
 from convnn_lab.bench.memory import LiveTensors
@@ -85,6 +86,21 @@ def test_broadcasting_stays_within_the_budget(case: str, similarity: str, k: Any
     assert live.largest <= allowed
     whole = convnn(*leaves, k=k, similarity=similarity, backend="reference")
     torch.testing.assert_close(output, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [4, "all"])
+def test_candidates_and_selves_stay_within_the_budget(k: Any) -> None:
+    leaves = [torch.randn(*shape, requires_grad=True) for shape in ((2, N, E), (2, M, E), (2, M, C))]
+    torch.use_deterministic_algorithms(False)
+    options: Any = {"k": k, "candidates": random(100, per="sample").eval(), "self_index": torch.arange(N) % M}
+    both = [options] if k == 4 else []  # beside candidates, all and oneself are slots: a loop over 101
+    for narrowed in (*both, {**options, "self_index": None}, {**options, "candidates": None}):
+        with LiveTensors() as live:
+            output = convnn(*leaves, **narrowed, backend=with_budget(BUDGET))
+            output.sum().backward()
+        assert live.largest <= BUDGET
+        whole = convnn(*leaves, **narrowed, backend="reference")
+        torch.testing.assert_close(output, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_the_halves_keep_to_the_budget_too() -> None:

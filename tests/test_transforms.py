@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import convnn
 from convnn.backends.chunked import with_budget
+from convnn.candidates import grid, random
 from convnn.functional import convnn as operator
 from convnn.functional import nearest
 from convnn.similarity import Bilinear, Mahalanobis, minkowski
@@ -52,6 +53,27 @@ def test_every_similarity_and_weighting_compiles(similarity: Any) -> None:
         )
 
     compiles(run, leaves()[:3], "aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("k", "backend"), [(3, "chunked"), (3, with_budget(160)), ("all", "chunked"), ("all", "reference")]
+)
+def test_candidates_and_selves_compile(k: Any, backend: Any) -> None:
+    among = random(6, per="sample", seed=2).eval()
+
+    def run(q: Tensor, x: Tensor, v: Tensor) -> Tensor:
+        oneself = torch.arange(q.shape[-2], device=q.device)
+        narrow = operator(q, x, v, k=k, candidates=among, self_index=oneself, mask="causal", backend=backend)
+        return narrow + operator(q, x, v, k=2, candidates=grid(4), self_score="one", backend=backend)
+
+    compiles(run, leaves()[:3], "aot_eager")
+
+
+def test_a_draw_is_made_anew_in_compiled_training() -> None:
+    torch.compiler.reset()
+    x = torch.randn(2, 40, 5)
+    run = torch.compile(lambda t: nearest(t, t, k=3, candidates=random(6)).index, fullgraph=True, backend="aot_eager")
+    assert not torch.equal(run(x), run(x))
 
 
 def test_attention_compiles_without_a_break() -> None:

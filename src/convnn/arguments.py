@@ -11,10 +11,11 @@ from torch import Tensor
 
 from convnn import checks
 from convnn.backends import Backend, Choice, choose
+from convnn.candidates import Candidates, Cells
 from convnn.masks import MASKS, Mask
 from convnn.names import resolve
 from convnn.neighbors import wide
-from convnn.search import Order, Search
+from convnn.search import Order, Search, SelfScore
 from convnn.similarity import SIMILARITIES, Similarity
 from convnn.weighting import WEIGHTINGS, Weigh, Weighting
 
@@ -55,15 +56,13 @@ def search(
     k: int | Literal["all"],
     similarity: Similarity | str,
     mask: Mask | str | Sequence[Mask | str] | None,
-    candidates: None,
-    self_index: None,
+    candidates: Tensor | Candidates | None,
+    self_index: Tensor | None,
+    self_score: SelfScore,
     order: Order,
     has_kernel: bool = False,
 ) -> Search:
     """Check what decides the neighbours, and put it into a record."""
-    for name, given in (("candidates", candidates), ("self_index", self_index)):
-        if given is not None:
-            raise ValueError(f"{name} must be None, the only choice so far, got {type(given).__name__}")
     checks.compared(query, key)
     if _autocast_on(query.device):
         query, key = wide(query), wide(key)
@@ -72,10 +71,18 @@ def search(
     n_queries, n_keys = query.shape[-2], key.shape[-2]
     rows = torch.arange(n_queries, device=query.device)[:, None]
     chosen = resolve("similarity", similarity, SIMILARITIES)
+    among = _candidates(candidates, query, key)
+    own = _own(self_index, query, n_queries, n_keys)
+    checks.one_of("self_score", self_score, ("true", "one"))
     count = checks.neighbor_count(k, n_keys, has_kernel=has_kernel)
+    if among is not None:
+        count = checks.neighbor_count(k, among.shape[-1], among="candidates")
+        # All candidates, and oneself beside them.
+        count = min(count + 1, n_keys) if isinstance(k, str) and own is not None else count
     given_masks = mask if isinstance(mask, (list, tuple)) else () if mask is None else (mask,)
     laid = tuple(_mask(each, query, n_queries, n_keys) for each in given_masks)
-    built = Search(query, key, rows, laid, chosen, count, order, everything=isinstance(k, str))
+    score = 1.0 if self_score == "one" else None
+    built = Search(query, key, rows, laid, chosen, count, order, isinstance(k, str), among, own, score)
     checks.leading(**_tensors(built))
     return built
 
@@ -83,7 +90,37 @@ def search(
 def _tensors(search: Search) -> dict[str, Tensor]:
     laid = [mask for mask in search.mask if isinstance(mask, Tensor)]
     names = ["mask"] if len(laid) == 1 else [f"mask {number}" for number in range(len(laid))]
-    return {"query": search.query, "key": search.key, **dict(zip(names, laid, strict=True))}
+    narrowed = {"candidates": search.candidates, "self_index": search.own}
+    given = {name: tensor for name, tensor in narrowed.items() if tensor is not None}
+    return {"query": search.query, "key": search.key, **dict(zip(names, laid, strict=True)), **given}
+
+
+def _candidates(candidates: Tensor | Candidates | None, query: Tensor, key: Tensor) -> Tensor | None:
+    if candidates is None:
+        return None
+    n_keys = key.shape[-2]
+    if not isinstance(candidates, Tensor):
+        if not callable(candidates):
+            raise TypeError(f"candidates must be None, an index or a callable, got {candidates!r}")
+        lead = checks.leading(query=query, key=key)
+        chosen = candidates(lead, Cells((n_keys,)), query.device)
+        if chosen is None:
+            return None
+        candidates = chosen
+    checks.places("candidates", candidates, "(..., r)", n_keys)
+    checks.same_device(query=query, candidates=candidates)
+    return candidates[..., None, :]
+
+
+def _own(self_index: Tensor | None, query: Tensor, n_queries: int, n_keys: int) -> Tensor | None:
+    if self_index is None:
+        return None
+    checks.places("self_index", self_index, "(..., N)", n_keys)
+    checks.same_device(query=query, self_index=self_index)
+    if self_index.shape[-1] != n_queries:
+        came = tuple(self_index.shape)
+        raise ValueError(f"self_index must name a key for each of the {n_queries} queries, got a shape of {came}")
+    return self_index[..., :, None]
 
 
 def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:

@@ -66,8 +66,8 @@ def leading(**named: Tensor) -> torch.Size:
         raise ValueError(f"leading dimensions must broadcast, got {came}") from None
 
 
-def neighbor_count(k: int | Literal["all"], n_keys: int, *, has_kernel: bool = False) -> int:
-    """Require a k from 1 to M, or ``"all"`` where there is no kernel."""
+def neighbor_count(k: int | Literal["all"], n_keys: int, *, has_kernel: bool = False, among: str = "keys") -> int:
+    """Require a k from 1 to the number of keys, or ``"all"`` where there is no kernel."""
     if isinstance(k, str):
         if k != "all":
             raise ValueError(f"k must be an integer or 'all', got {k!r}")
@@ -77,7 +77,7 @@ def neighbor_count(k: int | Literal["all"], n_keys: int, *, has_kernel: bool = F
     if isinstance(k, bool) or not isinstance(k, (int, torch.SymInt, Integral)):
         raise ValueError(f"k must be an integer or 'all', got {k!r} of type {type(k).__name__}")
     if not 1 <= k <= n_keys:
-        raise ValueError(f"k must be from 1 to the number of keys, {n_keys}, got {k}")
+        raise ValueError(f"k must be from 1 to the number of {among}, {n_keys}, got {k}")
     return k
 
 
@@ -89,6 +89,24 @@ def mask_tensor(mask: Tensor, n_queries: int, n_keys: int) -> Tensor:
     if whole.shape[-2] not in (1, n_queries) or whole.shape[-1] not in (1, n_keys):
         raise ValueError(f"a mask must broadcast to (..., {n_queries}, {n_keys}), got {tuple(mask.shape)}")
     return whole
+
+
+def places(name: str, index: Tensor, shape: str, n_keys: int) -> None:
+    """Require whole numbers below M; a negative one is no key."""
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(index).__name__}")
+    if index.dtype != torch.int64 or index.ndim < 1:
+        came = f"{tuple(index.shape)} of {index.dtype}"
+        raise ValueError(f"{name} must have shape {shape} and type torch.int64, got {came}")
+    # On other devices, and where there are no numbers yet, looking would wait or fail; torch's own gather looks there.
+    concrete = index.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+    if concrete and index.numel() and int(index.max()) >= n_keys:
+        raise ValueError(f"{name} must be below the number of keys, {n_keys}, got {int(index.max())}")
+
+
+def is_transformed() -> bool:
+    """Whether a torch.func transform is at work; under torch.compile this cannot be asked."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def combined(value: Tensor, k: int, kernel: Tensor | None, bias: Tensor | None) -> None:
@@ -127,6 +145,12 @@ def probability(dropout_p: float) -> None:
     """Require a probability."""
     if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be a number from 0 to 1, got {dropout_p!r}")
+
+
+def whole(name: str, number: int, least: int) -> None:
+    """Require a whole number that is large enough."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
 
 
 def one_of(name: str, choice: Any, known: tuple[str, ...]) -> None:

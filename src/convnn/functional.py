@@ -11,9 +11,10 @@ from torch import Tensor
 from convnn import arguments, checks
 from convnn.arguments import Values, autocast_off
 from convnn.backends import Backend, Choice, choose
+from convnn.candidates import Candidates
 from convnn.masks import Mask
 from convnn.neighbors import Neighbors
-from convnn.search import Order
+from convnn.search import Order, SelfScore
 from convnn.similarity import Similarity
 from convnn.weighting import Weighting
 
@@ -32,8 +33,9 @@ def convnn(
     similarity: Similarity | str = "scaled_dot",
     weighting: Weighting | str = "softmax",
     mask: Mask | str | Sequence[Mask | str] | None = None,
-    candidates: None = None,
-    self_index: None = None,
+    candidates: Tensor | Candidates | None = None,
+    self_index: Tensor | None = None,
+    self_score: SelfScore = "true",
     order: Order = "score",
     dropout_p: float = 0.0,
     backend: str | Backend = "auto",
@@ -53,8 +55,9 @@ def convnn(
     similarity: Similarity | str = "scaled_dot",
     weighting: Weighting | str = "softmax",
     mask: Mask | str | Sequence[Mask | str] | None = None,
-    candidates: None = None,
-    self_index: None = None,
+    candidates: Tensor | Candidates | None = None,
+    self_index: Tensor | None = None,
+    self_score: SelfScore = "true",
     order: Order = "score",
     dropout_p: float = 0.0,
     backend: str | Backend = "auto",
@@ -73,8 +76,9 @@ def convnn(
     similarity: Similarity | str = "scaled_dot",
     weighting: Weighting | str = "softmax",
     mask: Mask | str | Sequence[Mask | str] | None = None,
-    candidates: None = None,
-    self_index: None = None,
+    candidates: Tensor | Candidates | None = None,
+    self_index: Tensor | None = None,
+    self_score: SelfScore = "true",
     order: Order = "score",
     dropout_p: float = 0.0,
     backend: str | Backend = "auto",
@@ -95,8 +99,11 @@ def convnn(
         mask: a tensor as in :func:`torch.nn.functional.scaled_dot_product_attention` (True may be chosen, floats are
             added), a rule ``(i, j) -> bool or float`` as in :mod:`convnn.masks`, ``"causal"``, or a sequence of these:
             all of them apply, and floats add up.
-        candidates: None, every key; narrower choices are not there yet.
-        self_index: None; naming each query's own key is not there yet.
+        candidates: among whom to search: None for every key, an index ``(..., r)`` of keys (a negative one is none), or
+            a callable that makes one, such as :func:`~convnn.candidates.random` and :func:`~convnn.candidates.grid`.
+        self_index: each query's own key ``(..., N)``, or a negative number where it has none: unless a mask forbids it,
+            it is the first neighbour, whether it is a candidate or not, and never chosen twice.
+        self_score: how similar a query and its own key are: what they are (``"true"``), or 1 (``"one"``).
         order: slots of a row by ``"score"``, nearest first, or by ``"key"``.
         dropout_p: probability of dropping a weight; acts whenever it is not 0.
         backend: ``"auto"``, a name, or a :class:`~convnn.backends.Backend`; an explicit one runs or raises.
@@ -125,6 +132,7 @@ def convnn(
         mask=mask,
         candidates=candidates,
         self_index=self_index,
+        self_score=self_score,
         order=order,
         has_kernel=kernel is not None,
     )
@@ -145,8 +153,9 @@ def nearest(
     k: int | Literal["all"],
     similarity: Similarity | str = "scaled_dot",
     mask: Mask | str | Sequence[Mask | str] | None = None,
-    candidates: None = None,
-    self_index: None = None,
+    candidates: Tensor | Candidates | None = None,
+    self_index: Tensor | None = None,
+    self_score: SelfScore = "true",
     order: Order = "score",
     backend: str | Backend = "auto",
 ) -> Neighbors:
@@ -168,6 +177,7 @@ def nearest(
         mask=mask,
         candidates=candidates,
         self_index=self_index,
+        self_score=self_score,
         order=order,
     )
     chosen = choose(backend, search).backend
@@ -220,7 +230,7 @@ def explain(*inputs: Any, **options: Any) -> Choice:
     bound.apply_defaults()
     given = bound.arguments
     values = Values(given["value"], given["kernel"], given["bias"]).under_autocast()
-    choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "order")
+    choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "self_score", "order")
     search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
     arguments.weigh(given["weighting"], given["dropout_p"])
     return arguments.choice(given["backend"], search, values)

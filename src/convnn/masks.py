@@ -17,6 +17,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from convnn import checks
+from convnn.hashing import drawn
+
 Entry: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Mask: TypeAlias = Tensor | Entry
 
@@ -68,14 +71,14 @@ def causal(i: Tensor, j: Tensor) -> Tensor:
 
 def window(radius: int) -> Rule:
     """Let a query choose the keys at most ``radius`` places from its own."""
-    _whole("radius", radius, 0)
+    checks.whole("radius", radius, 0)
     return Rule(lambda i, j: (i - j).abs() <= radius)
 
 
 def dilated(radius: int, step: int) -> Rule:
     """Let a query choose every ``step``-th key, ``radius`` of them to either side."""
-    _whole("radius", radius, 0)
-    _whole("step", step, 1)
+    checks.whole("radius", radius, 0)
+    checks.whole("step", step, 1)
     return Rule(lambda i, j: ((i - j).abs() <= radius * step) & ((i - j) % step == 0))
 
 
@@ -84,7 +87,7 @@ def strided(stride: int) -> Rule:
 
     Published for ``strided(...) & causal``.
     """
-    _whole("stride", stride, 1)
+    checks.whole("stride", stride, 1)
     return window(stride) | Rule(lambda i, j: (i - j) % stride == 0)
 
 
@@ -93,7 +96,7 @@ def fixed(stride: int, summary: int = 1) -> Rule:
 
     Published for ``fixed(...) & causal``.
     """
-    _whole("stride", stride, 1)
+    checks.whole("stride", stride, 1)
     if not 1 <= summary <= stride:
         raise ValueError(f"summary must be from 1 to the stride, {stride}, got {summary}")
     own = Rule(lambda i, j: i // stride == j // stride)
@@ -109,8 +112,8 @@ def bigbird(window: int, globals: int, random: int, *, keys: int, seed: int = 0)
         seed: the same seed draws the same keys.
     """
     for name, size in (("window", window), ("globals", globals), ("random", random)):
-        _whole(name, size, 0)
-    _whole("keys", keys, 1)
+        checks.whole(name, size, 0)
+    checks.whole("keys", keys, 1)
     near = Rule(lambda i, j: (i - j).abs() <= window)
     ends = Rule(lambda i, j: (i < globals) | (j < globals))
     return reduce(or_, [_drawn(number, seed, keys) for number in range(random)], near | ends)
@@ -118,19 +121,7 @@ def bigbird(window: int, globals: int, random: int, *, keys: int, seed: int = 0)
 
 def _drawn(number: int, seed: int, keys: int) -> Rule:
     """One random key for every query."""
-    return Rule(lambda i, j: _hash(i + _hash(torch.full_like(i, number + 7919 * seed))) % keys == j)
-
-
-def _hash(number: Tensor) -> Tensor:
-    """Mix the 32 low bits of whole numbers; in integers, so that it compiles and is the same everywhere."""
-    for _ in range(2):
-        number = ((number ^ (number >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
-    return number ^ (number >> 16)
-
-
-def _whole(name: str, number: int, least: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
+    return Rule(lambda i, j: drawn(i, number + 7919 * seed) % keys == j)
 
 
 MASKS: dict[str, Rule] = {"causal": causal}
@@ -158,22 +149,28 @@ def block(mask: Mask, rows: Tensor, first: int, last: int) -> Tensor:
     """Evaluate a mask for all queries of a block, ``rows`` (N, 1), against the keys from ``first`` up to ``last``."""
     if isinstance(mask, Tensor):
         return mask if mask.shape[-1] == 1 else mask[..., first:last]
-    entry = mask(rows, torch.arange(first, last, device=rows.device)[None, :])
-    if not isinstance(entry, Tensor) or not (entry.dtype == torch.bool or entry.is_floating_point()):
-        came = entry.dtype if isinstance(entry, Tensor) else type(entry).__name__
-        raise ValueError(f"a mask rule must return a bool or floating point tensor, got {came}")
-    if prod(entry.shape[:-2]) != 1:
-        sizes = f"({rows.shape[0]}, {last - first})"
-        raise ValueError(f"a mask rule knows rows and keys only and must return {sizes}, got {tuple(entry.shape)}")
-    return entry
+    return _said(mask, rows, torch.arange(first, last, device=rows.device)[None, :])
 
 
 def pairs(mask: Mask, rows: Tensor, index: Tensor) -> Tensor:
-    """Evaluate a mask for the chosen pairs: each query of ``rows`` (N, 1) with its K keys of ``index`` (..., N, K)."""
+    """Evaluate a mask for each query of ``rows`` (N, 1) with its keys of ``index``, (..., N, K) or (..., 1, K)."""
     index = index.clamp(min=0)
     if not isinstance(mask, Tensor):
-        return mask(rows, index)
+        return _said(mask, rows, index)
     if mask.shape[-1] == 1:
         return mask
     lead = torch.broadcast_shapes(mask.shape[:-1], index.shape[:-1])
     return mask.expand(*lead, -1).gather(-1, index.expand(*lead, -1))
+
+
+def _said(rule: Entry, i: Tensor, j: Tensor) -> Tensor:
+    """What a rule says of queries i and keys j; no more than it was asked."""
+    entry = rule(i, j)
+    if not isinstance(entry, Tensor) or not (entry.dtype == torch.bool or entry.is_floating_point()):
+        came = entry.dtype if isinstance(entry, Tensor) else type(entry).__name__
+        raise ValueError(f"a mask rule must return a bool or floating point tensor, got {came}")
+    asked = torch.broadcast_shapes(i.shape, j.shape)
+    if prod(entry.shape[:-2]) > max(1, prod(asked[:-2])):
+        sizes = f"{tuple(asked)}, got {tuple(entry.shape)}"
+        raise ValueError(f"a mask rule knows rows and keys only and must return {sizes}")
+    return entry

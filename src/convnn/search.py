@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,6 +14,7 @@ from convnn.neighbors import Neighbors, take, wide
 from convnn.similarity import Similarity
 
 Order: TypeAlias = Literal["score", "key"]
+SelfScore: TypeAlias = Literal["true", "one"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +23,14 @@ class Search:
 
     Args:
         rows: the number of each query in the whole, for mask rules.
-        everything: all M keys were asked for, by ``k="all"``.
+        everything: all M keys, or all candidates, were asked for, by ``k="all"``.
+        candidates: the numbers of the keys to search among, or None for all; a negative one is no key.
+        own: the number of each query's own key, always its first neighbour, or None; a negative one is no key.
+        own_score: what the similarity of a query and its own key counts as, or None for what it is.
 
     Shape:
-        query ``(..., N, E)``, key ``(..., M, E)``, rows ``(N, 1)``, mask tensors broadcast to ``(..., N, M)``.
+        query ``(..., N, E)``, key ``(..., M, E)``, rows ``(N, 1)``, mask tensors broadcast to ``(..., N, M)``,
+        candidates ``(..., 1, r)``, own ``(..., N, 1)``.
     """
 
     query: Tensor
@@ -36,40 +41,112 @@ class Search:
     k: int
     order: Order
     everything: bool = False
+    candidates: Tensor | None = None
+    own: Tensor | None = None
+    own_score: float | None = None
+
+    @property
+    def width(self) -> int:
+        """How many keys are searched: M, or the number of candidates."""
+        return (self.key.shape[-2:-1] if self.candidates is None else self.candidates.shape[-1:])[0]
 
     def scores(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Score the keys from ``first`` up to ``last`` for every query, ``(..., N, last - first)``; -inf forbids."""
-        last = self.key.shape[-2] if last is None else last
-        scores = self._scored(wide(self.query), wide(self.key[..., first:last, :]))
-        return masks.lay(scores, *self._laid(first, last))
+        """Score the searched keys from ``first`` up to ``last`` for every query; -inf forbids.
+
+        A query's own key is forbidden here: see ``with_own``.
+
+        Shape:
+            ``(..., N, last - first)``.
+        """
+        last = self.width if last is None else last
+        scores = self._scored(wide(self.query), wide(self._among(self.key, first, last)))
+        scores = masks.lay(scores, *self._laid(first, last))
+        return scores if self.own is None else torch.where(self.numbers(first, last) == self.own, -torch.inf, scores)
+
+    def numbers(self, first: int, last: int) -> Tensor:
+        """Number the searched keys from ``first`` up to ``last`` as the whole does, ``(..., 1, last - first)``."""
+        if self.candidates is None:
+            return torch.arange(first, last, device=self.rows.device)[None, :]
+        return self.candidates[..., first:last]
+
+    def numbered(self, place: Tensor) -> Tensor:
+        """Number the keys at ``place`` (..., N, K) among the searched ones as the whole does."""
+        if self.candidates is None:
+            return place
+        lead = torch.broadcast_shapes(self.candidates.shape[:-2], place.shape[:-2])
+        place = place.expand(*lead, -1, -1)
+        return self.candidates.expand(*place.shape[:-1], -1).gather(-1, place)
+
+    def with_own(self, best: Tensor, index: Tensor) -> Tensor:
+        """Put each query's own key, unless it is forbidden, beside the best others ``index``, and keep k of them."""
+        if self.own is None:
+            return index
+        rank = torch.where(self._paired(self.own) == -torch.inf, -torch.inf, torch.inf)  # (..., N, 1)
+        own = self.own.expand(*index.shape[:-1], 1)
+        ranks = torch.cat([rank.to(best.dtype).expand(own.shape), best], -1)
+        index = index.masked_fill(best == -torch.inf, -1)  # among them oneself, which would come back allowed
+        return torch.cat([own, index], -1).gather(-1, ranks.topk(self.k).indices)
 
     def neighbors(self, index: Tensor) -> Neighbors:
         """Score the chosen keys ``index`` (..., N, K) again, with gradients, and put each row in order.
 
         Choosing has no gradient, scores have; so a backend may choose as it likes.
         """
-        allowed, shifts = masks.combine(masks.pairs(mask, self.rows, index) for mask in self.mask)
+        scores = self._paired(index)
+        index = index.expand(scores.shape)
+        rank = scores.detach()
+        if self.own is not None:
+            rank = torch.where((index == self.own) & (rank != -torch.inf), torch.inf, rank)
+        place = _places(rank, index, self.order)
+        scores, index = scores.gather(-1, place), index.gather(-1, place)
+        return Neighbors(scores, index.masked_fill(scores == -torch.inf, -1))
+
+    def attended(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Score all searched keys, and take their values; one's own key must be among them.
+
+        0 stands for queries that may choose nothing, and for keys and values nobody may choose: see ``_paired``.
+
+        Shape:
+            ``(..., N, r)`` and ``(..., r, C)``, with r = M where there are no candidates.
+        """
+        query, key, value = self.query, self._among(self.key, 0, self.width), self._among(value, 0, self.width)
+        allowed, shifts = self._laid(0, self.width)
+        if allowed is not None:
+            chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
+            query, key, value = _where(chooses, query), _where(chosen, key), _where(chosen, value)
+        scores = self._with_own_score(self._scored(wide(query), wide(key)), self.numbers(0, self.width))
+        return masks.lay(scores, allowed, shifts), value
+
+    def _paired(self, index: Tensor) -> Tensor:
+        """Score each query with its own keys ``index`` (..., N, K)."""
+        entries = [masks.pairs(mask, self.rows, index) for mask in self.mask]
+        if self.candidates is not None or self.own is not None:
+            entries.append(index >= 0)
+        allowed, shifts = masks.combine(entries)
         query, taken = wide(self.query), wide(take(self.key, index))  # (..., N, E), (..., N, K, E)
         if allowed is not None:
             # What may not be chosen may not be seen, not even by the gradient: 0 times NaN is NaN.
             query = torch.where(allowed.any(-1, keepdim=True), query, 0.0)
             taken = torch.where(allowed[..., None], taken, 0.0)
-        scores = masks.lay(self._scored(query[..., :, None, :], taken)[..., 0, :], allowed, shifts)  # (..., N, K)
-        index = index.expand(scores.shape)
-        place = _places(scores.detach(), index, self.order)
-        scores, index = scores.gather(-1, place), index.gather(-1, place)
-        return Neighbors(scores, index.masked_fill(scores == -torch.inf, -1))
+        scores = self._scored(query[..., :, None, :], taken)[..., 0, :]  # (..., N, K)
+        return masks.lay(self._with_own_score(scores, index), allowed, shifts)
 
-    def without_the_unseen(self, value: Tensor) -> tuple[Search, Tensor]:
-        """Put 0 for queries that may choose nothing, and for keys and values nobody may choose: see ``neighbors``."""
-        allowed, _ = self._laid(0, self.key.shape[-2])
-        if allowed is None:
-            return self, value
-        chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
-        return replace(self, query=_where(chooses, self.query), key=_where(chosen, self.key)), _where(chosen, value)
+    def _with_own_score(self, scores: Tensor, index: Tensor) -> Tensor:
+        if self.own is None or self.own_score is None:
+            return scores
+        return torch.where(index == self.own, self.own_score, scores)
+
+    def _among(self, rows: Tensor, first: int, last: int) -> Tensor:
+        """Take the rows of the searched keys from ``first`` up to ``last``."""
+        if self.candidates is None:
+            return rows[..., first:last, :]
+        return take(rows, self.candidates[..., first:last])[..., 0, :, :]
 
     def _laid(self, first: int, last: int) -> tuple[Tensor | None, list[Tensor]]:
-        return masks.combine(masks.block(mask, self.rows, first, last) for mask in self.mask)
+        if self.candidates is None:
+            return masks.combine(masks.block(mask, self.rows, first, last) for mask in self.mask)
+        index = self.candidates[..., first:last]
+        return masks.combine([index >= 0, *(masks.pairs(mask, self.rows, index) for mask in self.mask)])
 
     def _scored(self, query: Tensor, key: Tensor) -> Tensor:
         scores = self.similarity(query, key)

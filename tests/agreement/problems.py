@@ -41,7 +41,7 @@ class Problem:
             made |= {"kernel": randn(*self.kernel, self.options["k"]), "bias": randn(self.kernel[0])}
         self.bend(made)
         return {
-            name: tensor.to(device) if tensor.dtype == torch.bool else tensor.to(device, self.dtype)
+            name: tensor.to(device, self.dtype) if tensor.is_floating_point() else tensor.to(device)
             for name, tensor in made.items()
         }
 
@@ -90,6 +90,39 @@ def _transposed(tensors: Tensors) -> None:
 def _expanded(tensors: Tensors) -> None:
     tensors["query"] = tensors["query"].expand(3, -1, -1)
     tensors["value"] = tensors["value"][..., :1].expand(-1, 6)
+
+
+def _candidates(tensors: Tensors) -> None:
+    _own_keys(tensors)
+    tensors["candidates"] = torch.tensor([0, 2, 3, 7, 8, 12])
+
+
+def _candidates_by_sample(tensors: Tensors) -> None:
+    tensors["candidates"] = torch.tensor([[[1, 2, 5, 9, -1]], [[0, 12, 11, 6, 3]]])
+
+
+def _candidates_behind_a_mask(tensors: Tensors) -> None:
+    _bool_mask(tensors)
+    tensors["candidates"] = torch.tensor([[0, 2, 3, 7, 8, 12], [0, 1, 4, 5, 6, 9]])
+
+
+def _selves(tensors: Tensors) -> None:
+    _own_keys(tensors)
+    tensors["self_index"] = torch.arange(tensors["query"].shape[-2])
+
+
+def _selves_among_candidates(tensors: Tensors) -> None:
+    _selves(tensors)
+    _candidates(tensors)
+
+
+def _selves_behind_a_mask(tensors: Tensors) -> None:
+    _candidates_behind_a_mask(tensors)
+    tensors["self_index"] = torch.tensor([[4, 0, 2, -1, 9, 1, 12], [6, 5, -1, 3, 2, 1, 0]])
+
+
+def _slope(i: Tensor, j: Tensor) -> Tensor:
+    return -0.1 * (i - j).abs().double()
 
 
 CAUSAL = {"mask": "causal"}
@@ -143,6 +176,22 @@ PROBLEMS = [
     Problem(
         "a custom weighting that counts ranks", {"k": "all", "weighting": lambda s, f: s.softmax(-1) * f.cumsum(-1)}
     ),
+    Problem("candidates", {"k": 4}, BATCH, GROUPED, _candidates),
+    Problem("candidates, causal, key order", {"k": 4, "order": "key", **CAUSAL}, BATCH, GROUPED, _candidates),
+    Problem("candidates by sample", {"k": 3, "similarity": "cosine"}, BATCH, STANDARD, _candidates_by_sample),
+    Problem("candidates by sample, one set of keys", {"k": 3}, ((2, 3), (3,), ()), bend=_candidates_by_sample),
+    Problem("candidates behind a mask", {"k": 4}, ((2,), (2,), (2,)), GROUPED, _candidates_behind_a_mask),
+    Problem("all candidates", {"k": "all"}, BATCH, bend=_candidates_by_sample),
+    Problem("all candidates, float rule", {"k": "all", "mask": _slope}, BATCH, bend=_candidates),
+    Problem("all candidates behind a mask", {"k": "all"}, ((), (2,), ()), bend=_candidates_behind_a_mask),
+    Problem("selves", {"k": 4}, BATCH, STANDARD, _selves),
+    Problem("selves count 1", {"k": 4, "self_score": "one", "similarity": "euclidean"}, BATCH, GROUPED, _selves),
+    Problem("selves, causal, key order", {"k": 4, "order": "key", **CAUSAL}, BATCH, STANDARD, _selves),
+    Problem("all, and selves count 1", {"k": "all", "self_score": "one"}, BATCH, bend=_selves),
+    Problem("selves among candidates", {"k": 4, "self_score": "one"}, BATCH, GROUPED, _selves_among_candidates),
+    Problem("all candidates and selves", {"k": "all"}, BATCH, bend=_selves_among_candidates),
+    Problem("selves behind a mask", {"k": 5}, ((), (2,), ()), STANDARD, _selves_behind_a_mask),
+    Problem("bfloat16, candidates, selves", {"k": 4}, BATCH, GROUPED, _selves_among_candidates, dtype=torch.bfloat16),
     Problem("no queries", {"k": 4}, kernel=STANDARD, sizes=(0, 13, 5, 6)),
     Problem("no batch", {"k": 4}, ((0, 3), (3,), (3,)), STANDARD),
     Problem("one query, one key", {"k": 1, "similarity": "euclidean"}, kernel=STANDARD, sizes=(1, 1, 5, 6)),

@@ -34,14 +34,14 @@ BUDGETS: dict[str, str | Backend] = {
 def run(problem: Problem, backend: str | Backend, *, halves: bool = False, device: str = "cpu") -> dict[str, Tensor]:
     """The output, and the gradient of every tensor that has one."""
     leaves = {
-        name: tensor if tensor.dtype == torch.bool else tensor.detach().requires_grad_()
+        name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.tensors(device).items()
     }
     options: dict[str, Any] = dict(problem.options)
     given: dict[str, Any] = dict(leaves)
     if halves:
         weighting = options.pop("weighting", "softmax")
-        search = {**options, **({"mask": given["mask"]} if "mask" in given else {})}
+        search = options | {name: given[name] for name in ("mask", "candidates", "self_index") if name in given}
         found = nearest(given["query"], given["key"], **search, backend=backend)
         combined = (given["value"], found, given.get("kernel"), given.get("bias"))
         output = aggregate(*combined, weighting=weighting, backend=backend)
@@ -84,10 +84,10 @@ def test_half_types_keep_the_digits_of_float32(problem: Problem, backend: str) -
     """What the half types lose is the rounding of inputs and output, not scores that tie."""
     half = torch.bfloat16
     rounded: dict[str, Any] = {
-        name: tensor if tensor.dtype == torch.bool else tensor.to(half) for name, tensor in problem.tensors().items()
+        name: tensor.to(half) if tensor.is_floating_point() else tensor for name, tensor in problem.tensors().items()
     }
     lifted: dict[str, Any] = {
-        name: tensor if tensor.dtype == torch.bool else tensor.float() for name, tensor in rounded.items()
+        name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in rounded.items()
     }
     ours = convnn.functional.convnn(**rounded, **problem.options, backend=backend)
     theirs = convnn.functional.convnn(**lifted, **problem.options, backend=backend)

@@ -42,6 +42,12 @@ def problems(draw: st.DrawFn) -> tuple[list[Tensor | None], dict[str, Any]]:
     )
     has_kernel = draw(st.booleans())
     k: Any = draw(st.integers(1, m)) if has_kernel else draw(st.one_of(st.integers(1, m), st.just("all")))
+    narrowed: dict[str, Any] = {}
+    if draw(st.booleans()):
+        r = draw(st.integers(1 if k == "all" else k, m))
+        narrowed["candidates"] = torch.randperm(m)[:r]
+    if draw(st.booleans()):
+        narrowed |= {"self_index": torch.randint(-1, m, (n,)), "self_score": draw(st.sampled_from(["true", "one"]))}
     kernel, outputs = None, c
     if has_kernel:
         per_group = draw(st.sampled_from([size for size in range(1, c + 1) if c % size == 0]))
@@ -61,6 +67,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Tensor | None], dict[str, Any]]:
         "similarity": draw(st.sampled_from(SIMILARITIES)),
         "weighting": draw(st.sampled_from(WEIGHTINGS)),
         "order": draw(st.sampled_from(["score", "key"])),
+        **narrowed,
     }
     if masking == "causal":
         mask, options["mask"] = None, "causal"
@@ -77,8 +84,14 @@ def slow(tensors: list[Tensor | None], options: dict[str, Any]) -> Tensor:
         mask = torch.arange(m) <= torch.arange(n)[:, None]
     mask = None if mask is None else mask.expand(*mask.shape[:-2], n, m)
 
+    chosen: Any = {"own_score": 1.0 if options.get("self_score") == "one" else None}
+    if "candidates" in options:
+        chosen["candidates"] = options["candidates"].tolist()
+    if "self_index" in options:
+        chosen["own"] = options["self_index"].tolist()
+
     def one(q: Tensor, x: Tensor, v: Tensor, a: Tensor | None) -> Tensor:
-        found = oracle.neighbors(q, x, k, options["similarity"], a, options["order"])
+        found = oracle.neighbors(q, x, k, options["similarity"], a, options["order"], **chosen)
         return oracle.aggregate(v, *found, options["weighting"], kernel, bias)
 
     return oracle.over_leading(one, query, key, value, mask)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from convnn import checks
 from convnn.backends import reference
 from convnn.backends.blocks import Pieces, in_blocks
 from convnn.backends.combine import Combine
@@ -91,7 +92,7 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
         return (_combine(shared[0], neighbors.index, weigh(neighbors.scores, neighbors.filled), kernel),)
 
     row = max(value.shape[-1], 0 if kernel is None else kernel.shape[0])
-    row = max(row, search.key.shape[-2] if attends else _row(search, width))
+    row = max(row, search.width if attends else _row(search, width))
     return in_blocks(run, by_row, [wide(value), *shared], row=row, budget=budget)[0].to(value.dtype)
 
 
@@ -101,14 +102,14 @@ def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None)
     if torch.compiler._is_exporting_flag:
         return "torch.export needs sizes to stay symbolic, and the number of blocks depends on them"
     # Under torch.compile this cannot be asked, and a transform inside it raises where it meets the recomputation.
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and checks.is_transformed():
         return "torch.func transforms do not reach into what it computes again in backward"
     return None
 
 
 def _width(search: Search, budget: int) -> int:
     """How many keys the search looks at together: all, unless that left fewer than 64 rows in the budget."""
-    return min(search.key.shape[-2], max(search.k, budget // 64))
+    return min(search.width, max(search.k, budget // 64))
 
 
 def _row(search: Search, width: int) -> int:
@@ -124,16 +125,17 @@ def _neighbors(block: Search, width: int) -> Neighbors:
 
 def _choose(search: Search, width: int) -> Tensor:
     """Find the K best keys of every row, ``width`` keys at a time; NaN outranks everything, as in the reference."""
-    n_keys = search.key.shape[-2]
-    best, index = search.scores(0, width).topk(search.k, sorted=False)
+    n_keys = search.width
+    k = min(search.k, n_keys)
+    best, place = search.scores(0, width).topk(k, sorted=False)
     # Under torch.compile a range would tie the graph to this number of keys.
     for first in range(width, n_keys, width) if width < n_keys else ():
         scores = search.scores(first, min(first + width, n_keys))
-        keys = torch.arange(first, first + scores.shape[-1], device=scores.device).expand(scores.shape)
-        scores, keys = torch.cat([best, scores], -1), torch.cat([index, keys], -1)
-        best, places = scores.topk(search.k, sorted=False)
-        index = keys.gather(-1, places)
-    return index
+        places = torch.arange(first, first + scores.shape[-1], device=scores.device).expand(scores.shape)
+        scores, places = torch.cat([best, scores], -1), torch.cat([place, places], -1)
+        best, chosen = scores.topk(k, sorted=False)
+        place = places.gather(-1, chosen)
+    return search.with_own(best, search.numbered(place))
 
 
 def _again(function: Callable[[], T], block: Search, *, random: bool = False) -> T:
@@ -162,6 +164,10 @@ def _lifted(search: Search) -> Search:
 def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:
     """Say which tensors of a search are cut by row, and which are shared by the rows."""
     by_row, shared = [search.query, search.rows], [search.key]
+    if search.own is not None:
+        by_row.append(search.own)
+    if search.candidates is not None:
+        shared.append(search.candidates)
     for mask in search.mask:
         if isinstance(mask, Tensor):
             (shared if mask.shape[-2] == 1 else by_row).append(mask)
@@ -170,14 +176,17 @@ def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:
 
 def _rebuild(search: Search, by_row: Pieces, shared: Pieces) -> Search:
     """Make a search of one block's tensors, given in the order of ``_tensors``."""
-    (query, rows, *row_masks), (key, *shared_masks) = by_row, shared
+    rows_left, shared_left = iter(by_row), iter(shared)
+    query, rows, key = next(rows_left), next(rows_left).reshape(-1, 1), next(shared_left)
+    own = None if search.own is None else next(rows_left)
+    candidates = None if search.candidates is None else next(shared_left)
     mask: list[Mask] = []
     for whole in search.mask:
         if isinstance(whole, Tensor):
-            mask.append((shared_masks if whole.shape[-2] == 1 else row_masks).pop(0))
+            mask.append(next(shared_left if whole.shape[-2] == 1 else rows_left))
         else:
             mask.append(whole)
-    return replace(search, query=query, key=key, rows=rows.reshape(-1, 1), mask=tuple(mask))
+    return replace(search, query=query, key=key, rows=rows, mask=tuple(mask), own=own, candidates=candidates)
 
 
 BACKEND = with_budget(2**20)

@@ -14,10 +14,11 @@ from convnn.weighting import Weigh
 def select(search: Search) -> Neighbors:
     """Choose the K keys of largest score; among equals the smaller index wins."""
     scores = search.scores().detach()  # (..., N, M)
-    ranked = scores.sort(dim=-1, descending=True, stable=True).indices
+    ranked = scores.sort(dim=-1, descending=True, stable=True)
     # A slice would do, but is contiguous only where K = M, and torch.export would forbid that size.
-    index = ranked.index_select(-1, torch.arange(search.k, device=ranked.device))  # (..., N, K)
-    return search.neighbors(index)
+    first = torch.arange(min(search.k, search.width), device=scores.device)
+    best, place = ranked.values.index_select(-1, first), ranked.indices.index_select(-1, first)  # (..., N, K)
+    return search.neighbors(search.with_own(best, search.numbered(place)))
 
 
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None) -> Tensor:
@@ -44,13 +45,14 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh) ->
 
 def attends(search: Search, kernel: Tensor | None, weigh: Weigh) -> bool:
     """Whether every key takes part and neither kernel nor weighting asks in which order."""
-    return search.everything and kernel is None and weigh.order_free
+    # Beside candidates, one's own key is one more for some queries and not for others.
+    same_for_all = search.own is None or search.candidates is None
+    return search.everything and same_for_all and kernel is None and weigh.order_free
 
 
 def attend(search: Search, value: Tensor, weigh: Weigh) -> Tensor:
     """Weigh all M keys of every query, and sum."""
-    search, value = search.without_the_unseen(value)
-    scores = search.scores()  # (..., N, M)
+    scores, value = search.attended(value)  # (..., N, M), (..., M, C)
     weights = weigh(scores, scores != -torch.inf)
     summed = weights.to(wide(value).dtype) @ wide(value)
     return summed.to(value.dtype)
