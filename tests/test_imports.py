@@ -34,7 +34,8 @@ def test_the_operator_does_not_bring_triton_along() -> None:
 LEVELS = [
     {"names", "neighbors", "similarity", "weighting", "hashing"},
     {"checks"},
-    {"candidates", "masks"},
+    {"candidates", "masks", "descriptor", "blend", "patches"},
+    {"laid"},
     {"search"},
     {"backends.record", "backends.blocks", "backends.combine"},
     {"backends.reference"},

@@ -10,6 +10,7 @@ import torch
 from convnn.backends.chunked import with_budget
 from convnn.candidates import random
 from convnn.functional import aggregate, convnn, nearest
+from convnn.masks import RelativeBias
 from convnn.neighbors import Neighbors
 from convnn_lab.bench.memory import LiveTensors
 
@@ -101,6 +102,17 @@ def test_candidates_and_selves_stay_within_the_budget(k: Any) -> None:
         assert live.largest <= BUDGET
         whole = convnn(*leaves, **narrowed, backend="reference")
         torch.testing.assert_close(output, whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [9, "all"])
+def test_a_relative_bias_is_looked_up_in_blocks(k: Any) -> None:
+    bias = RelativeBias((15, 20), heads=2)
+    leaves = [torch.randn(2, 2, 300, channels, requires_grad=True) for channels in (E, E, C)]
+    torch.use_deterministic_algorithms(False)
+    with LiveTensors() as live:
+        convnn(*leaves, k=k, mask=bias, backend=with_budget(BUDGET)).sum().backward()
+    assert live.largest <= max(BUDGET, *(leaf.numel() for leaf in leaves))
+    assert bias.table.grad is not None
 
 
 def test_the_halves_keep_to_the_budget_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 
 import convnn
 from convnn.backends.chunked import with_budget
+from convnn.blend import Blend
 from convnn.candidates import grid, random
+from convnn.descriptor import ConditionalEncoding, Fourier, pixels, scaled_concat, sinusoidal
 from convnn.functional import convnn as operator
 from convnn.functional import nearest
+from convnn.masks import RelativeBias
+from convnn.patches import Patches
 from convnn.similarity import Bilinear, Mahalanobis, minkowski
 from convnn.weighting import LearnedTemperature, softmax_at
 
@@ -74,6 +79,40 @@ def test_a_draw_is_made_anew_in_compiled_training() -> None:
     x = torch.randn(2, 40, 5)
     run = torch.compile(lambda t: nearest(t, t, k=3, candidates=random(6)).index, fullgraph=True, backend="aot_eager")
     assert not torch.equal(run(x), run(x))
+
+
+POSITIONS: dict[str, Any] = {
+    "scaled concatenation": scaled_concat(0.5),
+    "Fourier features": Fourier(2, 4),
+    "conditional": ConditionalEncoding(6),
+    "sinusoidal": sinusoidal,
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("k", [4, "all"])
+def test_descriptors_and_a_relative_bias_compile(name: str, k: Any) -> None:
+    bias, describe = RelativeBias((3, 4), heads=2), POSITIONS[name]
+    torch.nn.init.normal_(bias.table)
+
+    def run(x: Tensor, table: Tensor) -> Tensor:
+        described = describe(x, pixels((3, 4)))
+        mask = replace(bias.on((3, 4)), table=table.flatten(1)[:, None])
+        return operator(described, described, x, k=k, mask=[mask, "causal"])
+
+    compiles(run, (torch.randn(3, 2, 12, 6, requires_grad=True), bias.table), "aot_eager")
+
+
+def test_a_learned_blend_and_patches_compile() -> None:
+    blend = Blend(0.4, learned=True)
+
+    def search(x: Tensor, raw: Tensor) -> Tensor:
+        described = blend.descriptor(x, pixels((3, 4)))
+        return operator(described, described, x, k=4, similarity=blend, mask="causal") + 0 * raw
+
+    compiles(search, (torch.randn(2, 12, 6, requires_grad=True), blend.raw), "aot_eager")
+    mix = Patches(2)(nn.Conv2d(12, 8, 1))
+    compiles(mix, (torch.randn(2, 3, 6, 8, requires_grad=True),), "aot_eager")
 
 
 def test_attention_compiles_without_a_break() -> None:

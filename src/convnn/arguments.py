@@ -12,7 +12,7 @@ from torch import Tensor
 from convnn import checks
 from convnn.backends import Backend, Choice, choose
 from convnn.candidates import Candidates, Cells
-from convnn.masks import MASKS, Mask
+from convnn.masks import MASKS, Lookup, Mask, RelativeBias
 from convnn.names import resolve
 from convnn.neighbors import wide
 from convnn.search import Order, Search, SelfScore
@@ -88,7 +88,7 @@ def search(
 
 
 def _tensors(search: Search) -> dict[str, Tensor]:
-    laid = [mask for mask in search.mask if isinstance(mask, Tensor)]
+    laid = [getattr(mask, "table", mask) for mask in search.mask if isinstance(mask, (Tensor, Lookup))]
     names = ["mask"] if len(laid) == 1 else [f"mask {number}" for number in range(len(laid))]
     narrowed = {"candidates": search.candidates, "self_index": search.own}
     given = {name: tensor for name, tensor in narrowed.items() if tensor is not None}
@@ -124,6 +124,13 @@ def _own(self_index: Tensor | None, query: Tensor, n_queries: int, n_keys: int) 
 
 
 def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:
+    if isinstance(mask, RelativeBias):
+        mask = mask.on(mask.size)
+    if isinstance(mask, Lookup):
+        checks.same_device(query=query, mask=mask.table)
+        if mask.sizes != (n_queries, n_keys):
+            raise ValueError(f"the mask is for {mask.sizes} queries and keys, got {(n_queries, n_keys)}")
+        return mask
     if not isinstance(mask, Tensor):
         return resolve("mask", mask, MASKS)
     checks.same_device(query=query, mask=mask)
@@ -134,6 +141,15 @@ def weigh(weighting: Weighting | str, dropout_p: float) -> Weigh:
     """Check what decides the weights, and put it into a record."""
     checks.probability(dropout_p)
     return Weigh(resolve("weighting", weighting, WEIGHTINGS), dropout_p)
+
+
+def scores_matter(search: Search, weigh: Weigh) -> None:
+    """Require weights that depend on scores where something can be learned in no other way."""
+    reason = getattr(search.similarity, "needs_scores", None)
+    if reason and getattr(weigh.weighting, "ignores_scores", False):
+        raise ValueError(
+            f"{reason} needs a weighting that depends on scores, such as softmax: nothing would flow to it"
+        )
 
 
 def choice(backend: str | Backend, search: Search, values: Values) -> Choice:

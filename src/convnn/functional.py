@@ -137,6 +137,7 @@ def convnn(
         has_kernel=kernel is not None,
     )
     weigh = arguments.weigh(weighting, dropout_p)
+    arguments.scores_matter(search, weigh)
     chosen = arguments.choice(backend, search, values).backend
     with autocast_off(query.device):
         if not return_neighbors:
@@ -232,5 +233,5 @@ def explain(*inputs: Any, **options: Any) -> Choice:
     values = Values(given["value"], given["kernel"], given["bias"]).under_autocast()
     choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "self_score", "order")
     search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
-    arguments.weigh(given["weighting"], given["dropout_p"])
+    arguments.scores_matter(search, arguments.weigh(given["weighting"], given["dropout_p"]))
     return arguments.choice(given["backend"], search, values)

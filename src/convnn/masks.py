@@ -7,7 +7,7 @@ tensors, row numbers of queries and of keys, a block at a time: it never fills a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -15,13 +15,39 @@ from operator import or_
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convnn import checks
 from convnn.hashing import drawn
 
 Entry: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Mask: TypeAlias = Tensor | Entry
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """A float mask that is looked up in a table, which may differ along leading dimensions, as from head to head.
+
+    Args:
+        place: ``(i, j) ->`` where in the table the number of that pair stands.
+        sizes: N and M, for which the places are meant.
+
+    Shape:
+        table ``(..., 1, T)``.
+    """
+
+    place: Entry
+    table: Tensor
+    sizes: tuple[int, int]
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        """Look up the numbers of queries i and keys j."""
+        place = self.place(i, j)  # (..., N, K)
+        lead = torch.broadcast_shapes(self.table.shape[:-2], place.shape[:-2])
+        flat = place.expand(*lead, -1, -1).flatten(-2)
+        return self.table[..., 0, :].expand(*lead, -1).gather(-1, flat).unflatten(-1, place.shape[-2:])
+
+
+Mask: TypeAlias = Tensor | Entry | Lookup
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,53 +150,91 @@ def _drawn(number: int, seed: int, keys: int) -> Rule:
     return Rule(lambda i, j: drawn(i, number + 7919 * seed) % keys == j)
 
 
+class RelativeBias(nn.Module):
+    r""":math:`S_{ij} + B[\Delta_{ij}]`: a learned number for every offset from a query's cell to a key's cell.
+
+    The table starts at 0, where it changes nothing. On another map than it was made for (see :meth:`on`), an offset is
+    still counted in cells; one beyond the table takes the number at its edge.
+
+    Args:
+        size: the sides of the map, row-major, whose cells the tokens are.
+        heads: how many tables there are, one for each entry of the last leading dimension; None for one for all.
+        class_tokens: how many tokens without a place come before the cells. They share three numbers: for a class
+            token looking at a cell, a cell looking at a class token, and class tokens looking at each other.
+
+    Shape:
+        table ``(*sides)`` or ``(heads, *sides)`` with a side of 2n - 1 for n cells; class_table ``(3,)`` or
+        ``(heads, 3)``.
+
+    Example:
+        >>> bias = RelativeBias((4, 6), heads=2)
+        >>> bias.table.shape
+        torch.Size([2, 7, 11])
+        >>> from convnn.functional import convnn
+        >>> x = torch.randn(3, 2, 24, 5)
+        >>> torch.equal(convnn(x, x, x, k=7, mask=bias), convnn(x, x, x, k=7))
+        True
+    """
+
+    def __init__(
+        self,
+        size: Sequence[int],
+        *,
+        heads: int | None = None,
+        class_tokens: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for side in size:
+            checks.whole("a side of the map", side, 1)
+        checks.whole("class_tokens", class_tokens, 0)
+        self.size, self.class_tokens = tuple(size), class_tokens
+        lead = () if heads is None else (heads,)
+        sides = [2 * side - 1 for side in size]
+        self.table = nn.Parameter(torch.empty(*lead, *sides, device=device, dtype=dtype))
+        classes = torch.empty(*lead, 3, device=device, dtype=dtype) if class_tokens else None
+        self.class_table = None if classes is None else nn.Parameter(classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at 0."""
+        for table in self.parameters():
+            nn.init.zeros_(table)
+
+    def on(self, size: Sequence[int], queries: Tensor | None = None) -> Lookup:
+        """Make the mask for keys that are the cells of a map of this size.
+
+        Args:
+            queries: the number of each query's token among the keys, ``(N,)``; None where queries and keys are the same
+                tokens.
+        """
+        if len(size) != len(self.size):
+            raise ValueError(f"a bias for maps of {len(self.size)} sides was given one of {tuple(size)}")
+        table = self.table.flatten(-len(self.size))
+        table = table if self.class_table is None else torch.cat([table, self.class_table], -1)
+        tokens = prod(size) + self.class_tokens
+
+        def place(i: Tensor, j: Tensor) -> Tensor:
+            return self._place(i if queries is None else queries[i], j, tuple(size))
+
+        return Lookup(place, table[..., None, :], (tokens if queries is None else queries.shape[0], tokens))
+
+    def forward(self, i: Tensor, j: Tensor) -> Tensor:
+        """The numbers of tokens i looking at tokens j."""
+        return self.on(self.size)(i, j)
+
+    def _place(self, i: Tensor, j: Tensor, size: tuple[int, ...]) -> Tensor:
+        here, there = i - self.class_tokens, j - self.class_tokens
+        place, length = torch.zeros_like(i + j), 1
+        for side, own in zip(reversed(size), reversed(self.size), strict=True):
+            offset = (there % side - here % side).clamp(1 - own, own - 1) + own - 1
+            place, length = place + length * offset, length * (2 * own - 1)
+            here, there = here // side, there // side
+        if not self.class_tokens:
+            return place
+        looking, looked_at = (i < self.class_tokens).long(), (j < self.class_tokens).long()
+        return torch.where((looking + looked_at) > 0, length + looking + 2 * looked_at - 1, place)
+
+
 MASKS: dict[str, Rule] = {"causal": causal}
-
-
-def combine(entries: Iterable[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
-    """Combine evaluated masks into who is allowed, a bool or None for all, and what is added to a score."""
-    allowed: Tensor | None = None
-    shifts: list[Tensor] = []
-    for entry in entries:
-        allow = entry if entry.dtype == torch.bool else entry != -torch.inf
-        allowed = allow if allowed is None else allowed & allow
-        if entry.dtype != torch.bool:
-            shifts.append(torch.where(allow, entry, 0.0))
-    return allowed, shifts
-
-
-def lay(scores: Tensor, allowed: Tensor | None, shifts: list[Tensor]) -> Tensor:
-    """Lay combined masks over the scores they belong to; a forbidden score is -inf, whatever it was."""
-    scores = sum((shift.to(scores.dtype) for shift in shifts), scores)
-    return scores if allowed is None else torch.where(allowed, scores, -torch.inf)
-
-
-def block(mask: Mask, rows: Tensor, first: int, last: int) -> Tensor:
-    """Evaluate a mask for all queries of a block, ``rows`` (N, 1), against the keys from ``first`` up to ``last``."""
-    if isinstance(mask, Tensor):
-        return mask if mask.shape[-1] == 1 else mask[..., first:last]
-    return _said(mask, rows, torch.arange(first, last, device=rows.device)[None, :])
-
-
-def pairs(mask: Mask, rows: Tensor, index: Tensor) -> Tensor:
-    """Evaluate a mask for each query of ``rows`` (N, 1) with its keys of ``index``, (..., N, K) or (..., 1, K)."""
-    index = index.clamp(min=0)
-    if not isinstance(mask, Tensor):
-        return _said(mask, rows, index)
-    if mask.shape[-1] == 1:
-        return mask
-    lead = torch.broadcast_shapes(mask.shape[:-1], index.shape[:-1])
-    return mask.expand(*lead, -1).gather(-1, index.expand(*lead, -1))
-
-
-def _said(rule: Entry, i: Tensor, j: Tensor) -> Tensor:
-    """What a rule says of queries i and keys j; no more than it was asked."""
-    entry = rule(i, j)
-    if not isinstance(entry, Tensor) or not (entry.dtype == torch.bool or entry.is_floating_point()):
-        came = entry.dtype if isinstance(entry, Tensor) else type(entry).__name__
-        raise ValueError(f"a mask rule must return a bool or floating point tensor, got {came}")
-    asked = torch.broadcast_shapes(i.shape, j.shape)
-    if prod(entry.shape[:-2]) > max(1, prod(asked[:-2])):
-        sizes = f"{tuple(asked)}, got {tuple(entry.shape)}"
-        raise ValueError(f"a mask rule knows rows and keys only and must return {sizes}")
-    return entry

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from convnn import masks
+from convnn import laid
 from convnn.masks import Mask
 from convnn.neighbors import Neighbors, take, wide
 from convnn.similarity import Similarity
@@ -60,7 +60,7 @@ class Search:
         """
         last = self.width if last is None else last
         scores = self._scored(wide(self.query), wide(self._among(self.key, first, last)))
-        scores = masks.lay(scores, *self._laid(first, last))
+        scores = laid.lay(scores, *self._laid(first, last))
         return scores if self.own is None else torch.where(self.numbers(first, last) == self.own, -torch.inf, scores)
 
     def numbers(self, first: int, last: int) -> Tensor:
@@ -115,21 +115,21 @@ class Search:
             chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
             query, key, value = _where(chooses, query), _where(chosen, key), _where(chosen, value)
         scores = self._with_own_score(self._scored(wide(query), wide(key)), self.numbers(0, self.width))
-        return masks.lay(scores, allowed, shifts), value
+        return laid.lay(scores, allowed, shifts), value
 
     def _paired(self, index: Tensor) -> Tensor:
         """Score each query with its own keys ``index`` (..., N, K)."""
-        entries = [masks.pairs(mask, self.rows, index) for mask in self.mask]
+        entries = [laid.pairs(mask, self.rows, index) for mask in self.mask]
         if self.candidates is not None or self.own is not None:
             entries.append(index >= 0)
-        allowed, shifts = masks.combine(entries)
+        allowed, shifts = laid.combine(entries)
         query, taken = wide(self.query), wide(take(self.key, index))  # (..., N, E), (..., N, K, E)
         if allowed is not None:
             # What may not be chosen may not be seen, not even by the gradient: 0 times NaN is NaN.
             query = torch.where(allowed.any(-1, keepdim=True), query, 0.0)
             taken = torch.where(allowed[..., None], taken, 0.0)
         scores = self._scored(query[..., :, None, :], taken)[..., 0, :]  # (..., N, K)
-        return masks.lay(self._with_own_score(scores, index), allowed, shifts)
+        return laid.lay(self._with_own_score(scores, index), allowed, shifts)
 
     def _with_own_score(self, scores: Tensor, index: Tensor) -> Tensor:
         if self.own is None or self.own_score is None:
@@ -144,9 +144,9 @@ class Search:
 
     def _laid(self, first: int, last: int) -> tuple[Tensor | None, list[Tensor]]:
         if self.candidates is None:
-            return masks.combine(masks.block(mask, self.rows, first, last) for mask in self.mask)
+            return laid.combine(laid.block(mask, self.rows, first, last) for mask in self.mask)
         index = self.candidates[..., first:last]
-        return masks.combine([index >= 0, *(masks.pairs(mask, self.rows, index) for mask in self.mask)])
+        return laid.combine([index >= 0, *(laid.pairs(mask, self.rows, index) for mask in self.mask)])
 
     def _scored(self, query: Tensor, key: Tensor) -> Tensor:
         scores = self.similarity(query, key)

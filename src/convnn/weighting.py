@@ -33,6 +33,13 @@ def order_free(weighting: W) -> W:
     return weighting
 
 
+def ignores_scores(weighting: W) -> W:
+    """Mark a weighting whose weights do not depend on the scores, so that nothing is learned through them."""
+    weighting.ignores_scores = True  # type: ignore[attr-defined]
+    return weighting
+
+
+@ignores_scores
 @order_free
 def uniform(scores: Tensor, filled: Tensor) -> Tensor:
     r""":math:`\rho(s) = 1`: every neighbour counts once (once, not :math:`1/K`)."""
@@ -112,7 +119,10 @@ def on_exp(weighting: Weighting) -> Weighting:
     def weigh(scores: Tensor, filled: Tensor) -> Tensor:
         return weighting(torch.where(filled, scores.exp(), scores), filled)  # an empty slot stays far below
 
-    return order_free(weigh) if getattr(weighting, "order_free", False) else weigh
+    for mark in (order_free, ignores_scores):
+        if getattr(weighting, mark.__name__, False):
+            mark(weigh)
+    return weigh
 
 
 WEIGHTINGS: dict[str, Weighting] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from convnn.backends import Backend
+from convnn.candidates import Cells, grid, random
+from convnn.descriptor import pixels, scaled_concat
 from convnn.functional import convnn, nearest
-from convnn.masks import Rule, bigbird, causal, dilated, fixed, strided, window
+from convnn.masks import RelativeBias, Rule, bigbird, causal, dilated, fixed, strided, window
 from convnn.similarity import SIMILARITIES
 from convnn.weighting import WEIGHTINGS
 from tests.agreement.problems import PROBLEMS, Problem
@@ -37,6 +40,14 @@ def test_nothing_waits_for_the_device(k: Any, backend: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
+        convnn(*leaves, k=k, candidates=random(20), self_index=torch.arange(70, device="cuda"), backend=backend)
+        convnn(
+            *leaves,
+            k=k,
+            candidates=grid(25, size=(9, 10)),
+            mask=RelativeBias((9, 10), device="cuda").on((9, 10), torch.arange(70, device="cuda")),
+            backend=backend,
+        )
         for similarity, weighting in zip(SIMILARITIES, itertools.cycle(WEIGHTINGS)):
             mask: Any = ["causal", strided(4), bigbird(3, 2, 2, keys=90)]
             output = convnn(*leaves, k=k, similarity=similarity, weighting=weighting, mask=mask, backend=backend)
@@ -142,3 +153,31 @@ def test_a_training_step_is_captured_in_a_graph() -> None:
             leaf.copy_(torch.randn_like(leaf))
     graph.replay()
     torch.testing.assert_close(captured, step(leaves, pull, "chunked"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("per", ["batch", "sample", "head"])
+def test_the_draw_of_evaluation_is_the_same_on_every_device(per: Any) -> None:
+    among = random(20, size=(9, 14), padding=1, per=per, seed=7).eval()
+    lead, cells = torch.Size((3, 2)), Cells((9 * 14,))
+    here, there = (among(lead, cells, torch.device(device)) for device in ("cpu", "cuda"))
+    assert here is not None
+    assert there is not None
+    assert torch.equal(here, there.cpu())
+
+
+def test_positions_agree_with_the_cpu() -> None:
+    bias = RelativeBias((6, 9), heads=2, class_tokens=1, dtype=torch.float64)
+    for table in bias.parameters():
+        torch.nn.init.normal_(table)
+    x = torch.randn(3, 2, 55, 5, dtype=torch.float64)
+    results = {}
+    for device in ("cpu", "cuda"):
+        moved = copy.deepcopy(bias).to(device)
+        y = x.to(device)
+        described = scaled_concat(0.4)(y, pixels((5, 11), device=device))
+        output = convnn(
+            described, described, y, k=7, mask=[moved, "causal"], self_index=torch.arange(55, device=device)
+        )
+        grads = torch.autograd.grad(output.square().sum(), list(moved.parameters()))
+        results[device] = [output.detach().cpu(), *(g.cpu() for g in grads)]
+    torch.testing.assert_close(results["cpu"], results["cuda"], rtol=1e-10, atol=1e-10)

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from convnn.descriptor import between, concatenated, coordinates, pixels, scaled_concat
 from convnn.functional import convnn, nearest
+from convnn.masks import RelativeBias
 from convnn.similarity import Bilinear, Mahalanobis, chebyshev, cosine, dot, euclidean, manhattan, minkowski, pearson
 from convnn.weighting import softmax_at
 from tests.definition.test_operator import randn
@@ -74,3 +76,63 @@ def test_softmin_of_a_distance_is_softmax_of_its_negative() -> None:
     torch.testing.assert_close(ours, F.softmin(torch.cdist(query, key, p=1), -1) @ value)
     theirs = convnn(query, key, value, k="all", similarity=lambda q, x: torch.cdist(q, x, p=1), weighting="softmin")
     torch.testing.assert_close(ours, theirs)
+
+
+def test_a_relative_bias_is_translation_equivariant() -> None:
+    bias = RelativeBias((7, 9), dtype=torch.float64)
+    torch.nn.init.normal_(bias.table)
+    patch = randn(3, 4, 5)
+    outputs = []
+    for down, right in ((1, 2), (3, 4)):
+        # The same small picture somewhere on a map of which nothing else may be chosen.
+        picture, there = torch.zeros(7, 9, 5, dtype=torch.float64), torch.zeros(7, 9, dtype=torch.bool)
+        place = (slice(down, down + 3), slice(right, right + 4))
+        picture[place], there[place] = patch, True
+        x = picture.flatten(0, 1)
+        output = convnn(x, x, x, k=5, mask=[bias, there.flatten()])
+        outputs.append(output.unflatten(0, (7, 9))[place])
+    torch.testing.assert_close(*outputs)
+    plain = convnn(patch.flatten(0, 1), patch.flatten(0, 1), patch.flatten(0, 1), k=5)
+    assert not torch.allclose(outputs[0].flatten(0, 1), plain)
+
+
+MIXED = {
+    "cosine of coordinates beside features": (concatenated, "cosine"),
+    "dot of coordinates beside features": (concatenated, "dot"),
+    "distance of coordinates beside features": (concatenated, "euclidean"),
+    "distance of scaled ones": (scaled_concat(0.5), "euclidean"),
+    "cosine of scaled ones": (scaled_concat(0.5), "cosine"),
+    "dot of coordinates": (coordinates, "dot"),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_the_range_of_coordinates_matters_for_every_mixed_descriptor(name: str) -> None:
+    """The thesis says it does not; that holds for distances between coordinates alone."""
+    descriptor, similarity = MIXED[name]
+    tokens = 0.3 * randn(25, 6)
+    found = []
+    for make in (between(0, 1), between(-1, 1)):
+        x = descriptor(tokens, make((5, 5)))
+        found.append(nearest(x, x, k=5, similarity=similarity).index.sort(-1).values)
+    assert (found[0] != found[1]).any(-1).sum() > 12  # of 25 rows
+
+
+def test_the_range_does_not_matter_for_distances_of_coordinates_alone() -> None:
+    tokens = randn(25, 6)
+    windows = []
+    for make in (pixels, between(0, 1), between(-1, 1)):
+        x = coordinates(tokens, make((5, 5)))
+        windows.append(nearest(x[12:13], x, k=9, similarity="euclidean", order="key").index)
+    assert torch.equal(windows[0], windows[1])
+    assert torch.equal(windows[0], windows[2])
+
+
+def test_a_map_that_is_not_square_needs_one_scale_for_both_axes() -> None:
+    middle = 4 * 16 + 8
+    windows = {}
+    for name, make in (("pixels", pixels), ("-1..1", between(-1, 1))):
+        x = make((8, 16)).flatten(0, 1)
+        windows[name] = nearest(x[middle : middle + 1], x, k=9, similarity="chebyshev", order="key").index[0].tolist()
+    assert windows["pixels"] == [middle + down * 16 + right for down in (-1, 0, 1) for right in (-1, 0, 1)]
+    assert windows["-1..1"] != windows["pixels"]

@@ -20,7 +20,7 @@ from convnn.backends import reference
 from convnn.backends.blocks import Pieces, in_blocks
 from convnn.backends.combine import Combine
 from convnn.backends.record import Backend
-from convnn.masks import Mask
+from convnn.masks import Lookup, Mask
 from convnn.neighbors import Neighbors, wide
 from convnn.search import Search
 from convnn.weighting import Weigh
@@ -169,7 +169,9 @@ def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:
     if search.candidates is not None:
         shared.append(search.candidates)
     for mask in search.mask:
-        if isinstance(mask, Tensor):
+        if isinstance(mask, Lookup):
+            shared.append(mask.table)
+        elif isinstance(mask, Tensor):
             (shared if mask.shape[-2] == 1 else by_row).append(mask)
     return by_row, shared
 
@@ -182,7 +184,9 @@ def _rebuild(search: Search, by_row: Pieces, shared: Pieces) -> Search:
     candidates = None if search.candidates is None else next(shared_left)
     mask: list[Mask] = []
     for whole in search.mask:
-        if isinstance(whole, Tensor):
+        if isinstance(whole, Lookup):
+            mask.append(replace(whole, table=next(shared_left)))
+        elif isinstance(whole, Tensor):
             mask.append(next(shared_left if whole.shape[-2] == 1 else rows_left))
         else:
             mask.append(whole)

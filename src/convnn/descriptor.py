@@ -1,0 +1,218 @@
+"""What is compared? A descriptor makes of tokens and their coordinates what a search compares.
+
+It is called with tokens ``(..., N, C)`` and coordinates ``(N, D)``, or ``(*size, D)`` for the N cells of a map, and
+returns ``(..., N, E)``. Coordinates are float32 whatever the tokens are; beside them, half types are lifted to float32,
+since not every coordinate beyond 256 is a number of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from convnn import checks
+from convnn.neighbors import wide
+
+Coordinates: TypeAlias = Callable[..., Tensor]
+
+
+class Descriptor(Protocol):
+    """Anything called as ``descriptor(tokens, coords)``; a function, or a module if it has something to keep."""
+
+    def __call__(self, tokens: Tensor, coords: Tensor, /) -> Tensor:
+        """Make what is compared."""
+        ...
+
+
+def pixels(size: Sequence[int], *, device: torch.device | str | None = None) -> Tensor:
+    """Number the cells of a map along every axis: whole numbers, one scale for all axes.
+
+    Shape:
+        ``(*size, D)``, row-major.
+
+    Example:
+        >>> pixels((2, 3))[1, 2]
+        tensor([1., 2.])
+    """
+    axes = [torch.arange(side, device=device, dtype=torch.float32) for side in size]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+
+
+def between(low: float, high: float) -> Coordinates:
+    r""":math:`p = \alpha + (\beta - \alpha) \, i / (n - 1)` along every axis; :math:`\alpha` where n = 1.
+
+    On a map that is not square the axes have different scales, so that nearest cells are not those nearest in pixels.
+
+    Example:
+        >>> between(-1, 1)((5,))[:, 0]
+        tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000])
+    """
+
+    def coordinates(size: Sequence[int], *, device: torch.device | str | None = None) -> Tensor:
+        longest = torch.tensor([max(side - 1, 1) for side in size], device=device, dtype=torch.float32)
+        return low + (high - low) * (pixels(size, device=device) / longest)
+
+    return coordinates
+
+
+COORDINATES: dict[str, Coordinates] = {"pixels": pixels, "0..1": between(0, 1), "-1..1": between(-1, 1)}
+
+
+def features(tokens: Tensor, coords: Tensor) -> Tensor:  # noqa: ARG001
+    """The tokens: nearest is most alike, wherever it is."""
+    return tokens
+
+
+def coordinates(tokens: Tensor, coords: Tensor) -> Tensor:
+    """The coordinates ``(N, D)``: nearest is nearest in space, the same for all leading dimensions."""
+    return _places(tokens, coords)
+
+
+def concatenated(tokens: Tensor, coords: Tensor) -> Tensor:
+    """The channels :math:`[X, p]`. How much the coordinates count depends on their range."""
+    return _beside(tokens, _places(tokens, coords))
+
+
+def scaled_concat(share: float) -> Descriptor:
+    r""":math:`[\lambda X / \sigma(X), (1 - \lambda) p]`, with the standard deviation of all numbers of a sample.
+
+    Args:
+        share: :math:`\lambda`, from 0 (coordinates only) to 1 (features only).
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be from 0, coordinates only, to 1, features only, got {share}")
+
+    def descriptor(tokens: Tensor, coords: Tensor) -> Tensor:
+        places = _places(tokens, coords)
+        tokens = wide(tokens)
+        # Of one number there is no spread, and constant tokens have none: they are left as they are.
+        counted = tokens.shape[-2] * tokens.shape[-1]
+        spread = tokens.std((-2, -1), correction=1 if counted > 1 else 0, keepdim=True)
+        return _beside(share * tokens / torch.where(spread == 0, 1, spread), (1 - share) * places)
+
+    return descriptor
+
+
+class Fourier(nn.Module):
+    r""":math:`[X, \sin 2 \pi B p, \cos 2 \pi B p]` with a random Gaussian B that is drawn once and never learned.
+
+    Args:
+        axes: D.
+        width: how many frequencies, rows of B; they give 2 * width channels.
+        sigma: the standard deviation of B; larger tells nearer places apart. Meant for coordinates in [-1, 1].
+
+    Shape:
+        frequencies ``(width, D)``.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, axes: int, width: int, *, sigma: float = 1.0, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        checks.whole("axes", axes, 1)
+        checks.whole("width", width, 1)
+        if not sigma > 0:
+            raise ValueError(f"sigma must be greater than 0, got {sigma}")
+        self.register_buffer("frequencies", sigma * torch.randn(width, axes, device=device))
+
+    def encoded(self, coords: Tensor) -> Tensor:
+        """The coordinates ``(..., D)`` alone, as ``(..., 2 * width)``."""
+        angles = 2 * torch.pi * (coords @ self.frequencies.to(coords.dtype).mT)
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+    def forward(self, tokens: Tensor, coords: Tensor) -> Tensor:  # noqa: D102
+        return _beside(tokens, self.encoded(_places(tokens, coords)))
+
+
+def sinusoidal(tokens: Tensor, coords: Tensor) -> Tensor:
+    r""":math:`X + PE(p)`, with :math:`\sin(p / 10000^{2i/c})` and the cosine of it in channels 2i and 2i + 1.
+
+    With several axes, each has its own c = C / D channels. Meant for coordinates in pixels.
+    """
+    axes, channels = coords.shape[-1], tokens.shape[-1]
+    if channels % axes:
+        raise ValueError(f"{axes} axes need a multiple of as many channels, got {channels}")
+    encoded = [sinusoids(places, channels // axes) for places in _places(tokens, coords).unbind(-1)]
+    return wide(tokens) + torch.cat(encoded, -1)
+
+
+def sinusoids(places: Tensor, channels: int) -> Tensor:
+    r""":math:`\sin(p / 10000^{2i/c})` and :math:`\cos` of it in channels 2i, 2i + 1: ``(...)`` gives ``(..., c)``."""
+    pair = torch.arange(channels, device=places.device) // 2
+    angles = places[..., None] / 10000 ** (2 * pair / channels)
+    even = torch.arange(channels, device=places.device) % 2 == 0
+    return torch.where(even, angles.sin(), angles.cos())
+
+
+class ConditionalEncoding(nn.Module):
+    r""":math:`X + \operatorname{DWConv}(X)`, zero-padded, so that a cell knows how near it is to the border.
+
+    It is a descriptor for tokens that are the cells of a map, whose size it reads from the coordinates ``(*size, D)``;
+    ``map`` takes a map ``(B, C, *size)`` instead.
+
+    Args:
+        channels: C.
+        axes: D, from 1 to 3.
+        kernel_size: an odd number.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        axes: int = 2,
+        kernel_size: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if axes not in (1, 2, 3):
+            raise ValueError(f"axes must be 1, 2 or 3, got {axes}")
+        checks.whole("kernel_size", kernel_size, 1)
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, so that a cell is in the middle, got {kernel_size}")
+        convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+        self.axes = axes
+        self.conv = convolution(
+            channels, channels, kernel_size, padding=kernel_size // 2, groups=channels, device=device, dtype=dtype
+        )
+
+    def map(self, tokens: Tensor) -> Tensor:
+        """Encode a map ``(B, C, *size)``."""
+        return tokens + self.conv(tokens)
+
+    def forward(self, tokens: Tensor, coords: Tensor) -> Tensor:  # noqa: D102
+        size = coords.shape[:-1]
+        if len(size) != self.axes or prod(size) != tokens.shape[-2]:
+            came = f"{tokens.shape[-2]} tokens with coordinates of shape {tuple(coords.shape)}"
+            raise ValueError(f"the tokens must be the cells of a map of {self.axes} axes, got {came}")
+        lead, channels = tokens.shape[:-2], tokens.shape[-1]
+        cells = tokens.mT.reshape(prod(lead), channels, *size)
+        return self.map(cells).flatten(2).mT.reshape(tokens.shape)
+
+
+def _places(tokens: Tensor, coords: Tensor) -> Tensor:
+    """The coordinates as ``(N, D)``, one for each token."""
+    places = coords.flatten(0, -2)
+    if places.shape[0] != tokens.shape[-2]:
+        came = f"{tokens.shape[-2]} tokens and {places.shape[0]} coordinates"
+        raise ValueError(f"there must be coordinates for every token, got {came}")
+    return places
+
+
+def _beside(tokens: Tensor, places: Tensor) -> Tensor:
+    """Put the channels of the places behind those of the tokens."""
+    tokens = wide(tokens)
+    return torch.cat([tokens, places.to(tokens.dtype).expand(*tokens.shape[:-1], -1)], -1)
+
+
+DESCRIPTORS: dict[str, Descriptor] = {
+    "features": features,
+    "coordinates": coordinates,
+    "concatenated": concatenated,
+    "sinusoidal": sinusoidal,
+}
