@@ -34,8 +34,9 @@ def test_the_operator_does_not_bring_triton_along() -> None:
 LEVELS = [
     {"names", "neighbors", "similarity", "weighting", "hashing"},
     {"checks"},
-    {"candidates", "masks", "descriptor", "blend", "patches"},
-    {"laid"},
+    {"candidates", "masks", "descriptor", "patches"},
+    {"blend"},
+    {"laid", "relative"},
     {"search"},
     {"backends.record", "backends.blocks", "backends.combine"},
     {"backends.reference"},
@@ -43,6 +44,12 @@ LEVELS = [
     {"backends"},
     {"arguments"},
     {"functional"},
+    {"layers.configurable", "layers.windows", "layers.shapes"},
+    {"layers.maps", "layers.kernel", "layers.linear"},
+    {"layers.convnn", "layers.attention", "layers.multihead"},
+    {"layers.hybrid"},
+    {"layers"},
+    {"recipes"},
     {"convnn"},
 ]
 

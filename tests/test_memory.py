@@ -10,8 +10,8 @@ import torch
 from convnn.backends.chunked import with_budget
 from convnn.candidates import random
 from convnn.functional import aggregate, convnn, nearest
-from convnn.masks import RelativeBias
 from convnn.neighbors import Neighbors
+from convnn.relative import RelativeBias
 from convnn_lab.bench.memory import LiveTensors
 
 # 2 x 300 x 320 scores; every input, output and gradient is far smaller than the budget.

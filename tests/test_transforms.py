@@ -17,8 +17,8 @@ from convnn.candidates import grid, random
 from convnn.descriptor import ConditionalEncoding, Fourier, pixels, scaled_concat, sinusoidal
 from convnn.functional import convnn as operator
 from convnn.functional import nearest
-from convnn.masks import RelativeBias
 from convnn.patches import Patches
+from convnn.relative import RelativeBias
 from convnn.similarity import Bilinear, Mahalanobis, minkowski
 from convnn.weighting import LearnedTemperature, softmax_at
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from convnn import checks
 from convnn.backends import Backend, Choice, choose
 from convnn.candidates import Candidates, Cells
-from convnn.masks import MASKS, Lookup, Mask, RelativeBias
+from convnn.masks import MASKS, Lookup, Mask
 from convnn.names import resolve
 from convnn.neighbors import wide
+from convnn.relative import RelativeBias
 from convnn.search import Order, Search, SelfScore
 from convnn.similarity import SIMILARITIES, Similarity
 from convnn.weighting import WEIGHTINGS, Weigh, Weighting
@@ -78,7 +79,7 @@ def search(
     if among is not None:
         count = checks.neighbor_count(k, among.shape[-1], among="candidates")
         # All candidates, and oneself beside them.
-        count = min(count + 1, n_keys) if isinstance(k, str) and own is not None else count
+        count = count + 1 if isinstance(k, str) and own is not None else count
     given_masks = mask if isinstance(mask, (list, tuple)) else () if mask is None else (mask,)
     laid = tuple(_mask(each, query, n_queries, n_keys) for each in given_masks)
     score = 1.0 if self_score == "one" else None
@@ -109,7 +110,10 @@ def _candidates(candidates: Tensor | Candidates | None, query: Tensor, key: Tens
         candidates = chosen
     checks.places("candidates", candidates, "(..., r)", n_keys)
     checks.same_device(query=query, candidates=candidates)
-    return candidates[..., None, :]
+    if candidates.shape[-1] == 0:
+        raise ValueError("there must be at least one candidate, got none")
+    # Sorted, so that of equally near ones the one of smaller number comes first.
+    return candidates.sort(dim=-1).values[..., None, :]
 
 
 def _own(self_index: Tensor | None, query: Tensor, n_queries: int, n_keys: int) -> Tensor | None:
@@ -128,6 +132,10 @@ def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:
         mask = mask.on(mask.size)
     if isinstance(mask, Lookup):
         checks.same_device(query=query, mask=mask.table)
+        table = mask.table
+        if table.ndim < 2 or table.shape[-2] != 1 or not table.is_floating_point():
+            came = f"{tuple(table.shape)} of {table.dtype}"
+            raise ValueError(f"the table of a lookup must be floating point of shape (..., 1, T), got {came}")
         if mask.sizes != (n_queries, n_keys):
             raise ValueError(f"the mask is for {mask.sizes} queries and keys, got {(n_queries, n_keys)}")
         return mask

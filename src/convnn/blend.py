@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from convnn import checks
+from convnn.descriptor import placed
 from convnn.names import resolve
 from convnn.neighbors import wide
 from convnn.similarity import SIMILARITIES, Similarity
@@ -60,7 +61,8 @@ class Blend(nn.Module):
         if learned:
             self.raw = nn.Parameter(raw)
         else:
-            self.register_buffer("raw", raw)
+            # A choice, not something learned: a convolution's weights load beside it.
+            self.register_buffer("raw", raw, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -71,19 +73,18 @@ class Blend(nn.Module):
     def share(self) -> Tensor:
         """b, as it is now."""
         # Beyond an end the value stays there and the gradient still passes, so that it can come back.
-        return self.raw + (self.raw.clamp(0, 1) - self.raw).detach()
+        return self.raw.detach().clamp(0, 1) + (self.raw - self.raw.detach())
 
     @property
     def needs_scores(self) -> str | None:
         """Why weights must depend on scores, or None if they need not."""
-        return "a learned share" if self.learns else None
+        inner = (getattr(part, "needs_scores", None) for part in (self.space, self.features))
+        return "a learned share" if self.learns else next(filter(None, inner), None)
 
     def descriptor(self, tokens: Tensor, coords: Tensor) -> Tensor:
         """The channels :math:`[p, X]`, in float32 at least: ``(..., N, C)`` gives ``(..., N, D + C)``."""
-        tokens, places = wide(tokens), coords.flatten(0, -2)
-        if places.shape != (tokens.shape[-2], self.axes):
-            came = f"coordinates of shape {tuple(coords.shape)} for {tokens.shape[-2]} tokens"
-            raise ValueError(f"every token must have {self.axes} coordinates, got {came}")
+        places = placed(tokens, coords, self.axes)
+        tokens = wide(tokens)
         return torch.cat([places.to(tokens.dtype).expand(*tokens.shape[:-1], -1), tokens], -1)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:  # noqa: D102
@@ -92,7 +93,13 @@ class Blend(nn.Module):
         share = self.share.to(query.dtype)
         space = self.space(query[..., : self.axes], key[..., : self.axes])
         features = self.features(query[..., self.axes :], key[..., self.axes :])
-        return (1 - share) * space + share * features
+        if self.learns:
+            return (1 - share) * space + share * features
+        # A part that does not count is not seen, whatever it is: 0 times infinity is no number.
+        near, alike = (
+            torch.where(part == 0, 0.0, part * score) for part, score in ((1 - share, space), (share, features))
+        )
+        return near + alike
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.start}, axes={self.axes}, learned={self.learns}"

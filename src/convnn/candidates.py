@@ -118,18 +118,11 @@ def random(count: int, **options: Any) -> Random:
     return Random(count, **options)
 
 
-def grid(
-    count: int,
-    *,
-    size: tuple[int, ...] | None = None,
-    padding: int | tuple[int, ...] = 0,
-    margin: int = 0,
-    placement: Placement = "linspace",
-) -> Candidates:
+class Grid:
     r"""Take keys on a regular grid, the same number on every side of the map.
 
-    On a side of n cells, s of them are taken: :math:`\lfloor i (n - 1) / (s - 1) \rfloor`, from the first to the last,
-    or with ``"stride"`` :math:`\lfloor i n / s \rfloor`. A side with fewer than s cells gives all of them.
+    On a side of n cells, s of them are taken: ``torch.linspace(0, n - 1, s)`` cut to whole numbers, from the first to
+    the last, or with ``"stride"`` :math:`\lfloor i n / s \rfloor`. A side with fewer than s cells gives all of them.
 
     Args:
         count: :math:`r = s^D` for a map of D sides; where there are not more keys than that, all are candidates.
@@ -141,13 +134,28 @@ def grid(
         >>> grid(4, size=(3, 8))(torch.Size(), Cells((24,)), torch.device("cpu"))
         tensor([ 0,  7, 16, 23])
     """
-    checks.whole("count", count, 1)
-    checks.whole("margin", margin, 0)
-    checks.one_of("placement", placement, ("linspace", "stride"))
-    own = _given(size, padding)
 
-    def candidates(lead: torch.Size, cells: Cells, device: torch.device) -> Tensor | None:  # noqa: ARG001
-        cells = _agreed(own, cells)
+    def __init__(
+        self,
+        count: int,
+        *,
+        size: tuple[int, ...] | None = None,
+        padding: int | tuple[int, ...] = 0,
+        margin: int = 0,
+        placement: Placement = "linspace",
+    ) -> None:
+        checks.whole("count", count, 1)
+        checks.whole("margin", margin, 0)
+        checks.one_of("placement", placement, ("linspace", "stride"))
+        self.count, self.margin, self.placement = count, margin, placement
+        self.cells = _given(size, padding)
+
+    def __repr__(self) -> str:
+        return f"grid({self.count}, margin={self.margin}, placement={self.placement!r})"
+
+    def __call__(self, lead: torch.Size, cells: Cells, device: torch.device) -> Tensor | None:  # noqa: ARG002
+        """Choose the candidates, ``(r,)``, or None for all."""
+        cells, count, margin = _agreed(self.cells, cells), self.count, self.margin
         axes = len(cells.size)
         steps = round(count ** (1 / axes))
         if steps**axes != count:
@@ -157,9 +165,10 @@ def grid(
             raise ValueError(f"a margin of {margin} at both ends leaves nothing of a map of {cells.size}")
         if count >= prod([side for _, side in inner]):
             return _all(cells, inner, device)
-        return cells.numbers([start + _places(side, steps, placement, device) for start, side in inner])
+        return cells.numbers([start + _places(side, steps, self.placement, device) for start, side in inner])
 
-    return candidates
+
+grid = Grid
 
 
 def _places(side: int, steps: int, placement: Placement, device: torch.device) -> Tensor:
@@ -184,8 +193,14 @@ def _given(size: tuple[int, ...] | None, padding: int | tuple[int, ...]) -> Cell
         if padding != 0:
             raise ValueError(f"padding of a map needs the size of the map, got padding {padding} and no size")
         return None
-    ends = (padding,) * len(size) if isinstance(padding, int) else tuple(padding)
-    if len(ends) != len(size) or any(side <= 2 * end or end < 0 for side, end in zip(size, ends, strict=False)):
+    if not isinstance(size, (tuple, list)) or not size:
+        raise ValueError(f"size must be the sides of a map, got {size!r}")
+    for side in size:
+        checks.whole("a side of the map", side, 1)
+    ends = tuple(padding) if isinstance(padding, (tuple, list)) else (padding,) * len(size)
+    for end in ends:
+        checks.whole("padding", end, 0)
+    if len(ends) != len(size) or any(side <= 2 * end for side, end in zip(size, ends, strict=False)):
         raise ValueError(f"padding must leave cells on every side of a map of {tuple(size)}, got {padding}")
     return Cells(tuple(size), tuple((end, end) for end in ends) if any(ends) else ())
 
@@ -195,4 +210,6 @@ def _agreed(own: Cells | None, cells: Cells) -> Cells:
         return cells
     if prod(own.size) != prod(cells.size):
         raise ValueError(f"candidates for a map of {own.size} were given {prod(cells.size)} keys")
-    return own
+    if len(cells.size) > 1 and own.size != cells.size:
+        raise ValueError(f"candidates for a map of {own.size} were given a map of {cells.size}")
+    return own if own.padding else Cells(own.size, cells.padding if len(cells.size) > 1 else ())

@@ -91,17 +91,25 @@ def mask_tensor(mask: Tensor, n_queries: int, n_keys: int) -> Tensor:
     return whole
 
 
-def places(name: str, index: Tensor, shape: str, n_keys: int) -> None:
-    """Require whole numbers below M; a negative one is no key."""
+def places(name: str, index: Tensor, shape: str, n_keys: int, *, every: bool = False) -> None:
+    """Require whole numbers below M; a negative one is no key, unless every one must be."""
     if not isinstance(index, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(index).__name__}")
-    if index.dtype != torch.int64 or index.ndim < 1:
+    if index.dtype != torch.int64 or index.ndim < 1 or (every and index.ndim > 1):
         came = f"{tuple(index.shape)} of {index.dtype}"
         raise ValueError(f"{name} must have shape {shape} and type torch.int64, got {came}")
     # On other devices, and where there are no numbers yet, looking would wait or fail; torch's own gather looks there.
-    concrete = index.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
-    if concrete and index.numel() and int(index.max()) >= n_keys:
+    if is_concrete(index) and index.numel() and int(index.max()) >= n_keys:
         raise ValueError(f"{name} must be below the number of keys, {n_keys}, got {int(index.max())}")
+    if every and is_concrete(index) and index.numel() and int(index.min()) < 0:
+        raise ValueError(f"{name} must not be negative, got {int(index.min())}")
+
+
+def is_concrete(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor can be looked at without waiting for them or breaking a trace."""
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and type(tensor) is Tensor
 
 
 def is_transformed() -> bool:

@@ -8,7 +8,8 @@ since not every coordinate beyond 256 is a number of bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from dataclasses import dataclass
+from math import inf, prod
 from typing import Protocol, TypeAlias
 
 import torch
@@ -38,11 +39,11 @@ def pixels(size: Sequence[int], *, device: torch.device | str | None = None) -> 
         >>> pixels((2, 3))[1, 2]
         tensor([1., 2.])
     """
-    axes = [torch.arange(side, device=device, dtype=torch.float32) for side in size]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+    return _grid([torch.arange(_side(side), device=device, dtype=torch.float32) for side in size])
 
 
-def between(low: float, high: float) -> Coordinates:
+@dataclass(frozen=True)
+class between:  # noqa: N801 - used as the function it is
     r""":math:`p = \alpha + (\beta - \alpha) \, i / (n - 1)` along every axis; :math:`\alpha` where n = 1.
 
     On a map that is not square the axes have different scales, so that nearest cells are not those nearest in pixels.
@@ -52,11 +53,24 @@ def between(low: float, high: float) -> Coordinates:
         tensor([-1.0000, -0.5000,  0.0000,  0.5000,  1.0000])
     """
 
-    def coordinates(size: Sequence[int], *, device: torch.device | str | None = None) -> Tensor:
-        longest = torch.tensor([max(side - 1, 1) for side in size], device=device, dtype=torch.float32)
-        return low + (high - low) * (pixels(size, device=device) / longest)
+    low: float
+    high: float
 
-    return coordinates
+    def __call__(self, size: Sequence[int], *, device: torch.device | str | None = None) -> Tensor:
+        """Make the coordinates of a map, ``(*size, D)``."""
+        steps = [torch.arange(_side(side), device=device, dtype=torch.float32) / max(side - 1, 1) for side in size]
+        return _grid([self.low + (self.high - self.low) * step for step in steps])
+
+
+def _side(side: int) -> int:
+    checks.whole("a side of the map", side, 0)
+    return side
+
+
+def _grid(axes: list[Tensor]) -> Tensor:
+    if not axes:
+        raise ValueError("a map must have at least one side, got none")
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
 COORDINATES: dict[str, Coordinates] = {"pixels": pixels, "0..1": between(0, 1), "-1..1": between(-1, 1)}
@@ -69,32 +83,37 @@ def features(tokens: Tensor, coords: Tensor) -> Tensor:  # noqa: ARG001
 
 def coordinates(tokens: Tensor, coords: Tensor) -> Tensor:
     """The coordinates ``(N, D)``: nearest is nearest in space, the same for all leading dimensions."""
-    return _places(tokens, coords)
+    return placed(tokens, coords)
 
 
 def concatenated(tokens: Tensor, coords: Tensor) -> Tensor:
     """The channels :math:`[X, p]`. How much the coordinates count depends on their range."""
-    return _beside(tokens, _places(tokens, coords))
+    return _beside(tokens, placed(tokens, coords))
 
 
-def scaled_concat(share: float) -> Descriptor:
+@dataclass(frozen=True)
+class scaled_concat:  # noqa: N801 - used as the function it is
     r""":math:`[\lambda X / \sigma(X), (1 - \lambda) p]`, with the standard deviation of all numbers of a sample.
 
     Args:
         share: :math:`\lambda`, from 0 (coordinates only) to 1 (features only).
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must be from 0, coordinates only, to 1, features only, got {share}")
 
-    def descriptor(tokens: Tensor, coords: Tensor) -> Tensor:
-        places = _places(tokens, coords)
-        tokens = wide(tokens)
-        # Of one number there is no spread, and constant tokens have none: they are left as they are.
-        counted = tokens.shape[-2] * tokens.shape[-1]
-        spread = tokens.std((-2, -1), correction=1 if counted > 1 else 0, keepdim=True)
-        return _beside(share * tokens / torch.where(spread == 0, 1, spread), (1 - share) * places)
+    share: float
 
-    return descriptor
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be from 0, coordinates only, to 1, features only, got {self.share}")
+
+    def __call__(self, tokens: Tensor, coords: Tensor) -> Tensor:
+        """Make what is compared."""
+        places, tokens = placed(tokens, coords), wide(tokens)
+        if tokens.shape[-2] * tokens.shape[-1] > 1:
+            spread = tokens.std((-2, -1), keepdim=True)
+            # Constant tokens have no spread but that of rounding: they are left as they are.
+            rounding = 16 * torch.finfo(tokens.dtype).eps * tokens.detach().abs().amax((-2, -1), keepdim=True)
+            tokens = tokens / torch.where(spread <= rounding, 1, spread)
+        return _beside(self.share * tokens, (1 - self.share) * places)
 
 
 class Fourier(nn.Module):
@@ -115,17 +134,25 @@ class Fourier(nn.Module):
         super().__init__()
         checks.whole("axes", axes, 1)
         checks.whole("width", width, 1)
-        if not sigma > 0:
-            raise ValueError(f"sigma must be greater than 0, got {sigma}")
-        self.register_buffer("frequencies", sigma * torch.randn(width, axes, device=device))
+        if not 0 < sigma < inf:
+            raise ValueError(f"sigma must be greater than 0 and finite, got {sigma}")
+        self.axes, self.sigma = axes, sigma
+        self.register_buffer("frequencies", torch.empty(width, axes, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw other frequencies."""
+        nn.init.normal_(self.frequencies, std=self.sigma)
 
     def encoded(self, coords: Tensor) -> Tensor:
         """The coordinates ``(..., D)`` alone, as ``(..., 2 * width)``."""
-        angles = 2 * torch.pi * (coords @ self.frequencies.to(coords.dtype).mT)
+        coords = wide(coords) if coords.is_floating_point() else coords.float()
+        # Not a matrix product: autocast would round places and frequencies to 8 bits.
+        angles = 2 * torch.pi * (coords[..., None, :] * self.frequencies.to(coords.dtype)).sum(-1)
         return torch.cat([angles.sin(), angles.cos()], -1)
 
     def forward(self, tokens: Tensor, coords: Tensor) -> Tensor:  # noqa: D102
-        return _beside(tokens, self.encoded(_places(tokens, coords)))
+        return _beside(tokens, self.encoded(placed(tokens, coords, self.axes)))
 
 
 def sinusoidal(tokens: Tensor, coords: Tensor) -> Tensor:
@@ -133,10 +160,10 @@ def sinusoidal(tokens: Tensor, coords: Tensor) -> Tensor:
 
     With several axes, each has its own c = C / D channels. Meant for coordinates in pixels.
     """
-    axes, channels = coords.shape[-1], tokens.shape[-1]
+    axes, channels = placed(tokens, coords).shape[-1], tokens.shape[-1]
     if channels % axes:
         raise ValueError(f"{axes} axes need a multiple of as many channels, got {channels}")
-    encoded = [sinusoids(places, channels // axes) for places in _places(tokens, coords).unbind(-1)]
+    encoded = [sinusoids(places, channels // axes) for places in placed(tokens, coords).unbind(-1)]
     return wide(tokens) + torch.cat(encoded, -1)
 
 
@@ -146,6 +173,23 @@ def sinusoids(places: Tensor, channels: int) -> Tensor:
     angles = places[..., None] / 10000 ** (2 * pair / channels)
     even = torch.arange(channels, device=places.device) % 2 == 0
     return torch.where(even, angles.sin(), angles.cos())
+
+
+def rotary(tokens: Tensor, coords: Tensor) -> Tensor:
+    r"""Turn channels i and i + C/2 as a plane by :math:`p / 10000^{2i/C}`: a dot product then depends on offsets alone.
+
+    For one axis, in pixels.
+    """
+    half = tokens.shape[-1] // 2
+    if tokens.shape[-1] % 2 or coords.shape[-1] != 1:
+        came = f"{tokens.shape[-1]} channels and {coords.shape[-1]} axes"
+        raise ValueError(f"turning planes needs an even number of channels and one axis, got {came}")
+    tokens = wide(tokens)
+    pace = 10000 ** (-torch.arange(half, device=tokens.device) / half)
+    angles = (placed(tokens, coords) * pace).to(tokens.dtype)  # (N, C / 2)
+    first, second = tokens[..., :half], tokens[..., half:]
+    turned = first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()
+    return torch.cat(turned, -1)
 
 
 class ConditionalEncoding(nn.Module):
@@ -191,17 +235,25 @@ class ConditionalEncoding(nn.Module):
             came = f"{tokens.shape[-2]} tokens with coordinates of shape {tuple(coords.shape)}"
             raise ValueError(f"the tokens must be the cells of a map of {self.axes} axes, got {came}")
         lead, channels = tokens.shape[:-2], tokens.shape[-1]
+        if channels != self.conv.in_channels:
+            raise ValueError(f"tokens must have {self.conv.in_channels} channels, got {channels}")
         cells = tokens.mT.reshape(prod(lead), channels, *size)
         return self.map(cells).flatten(2).mT.reshape(tokens.shape)
 
 
-def _places(tokens: Tensor, coords: Tensor) -> Tensor:
-    """The coordinates as ``(N, D)``, one for each token."""
+def placed(tokens: Tensor, coords: Tensor, axes: int | None = None) -> Tensor:
+    """The coordinates as ``(N, D)``, one for each token, in float32 at least."""
+    if tokens.ndim < 2 or not tokens.is_floating_point():
+        came = f"{tuple(tokens.shape)} of {tokens.dtype}"
+        raise ValueError(f"tokens must be floating point of shape (..., N, C), got {came}")
+    if coords.ndim < 2 or (axes is not None and coords.shape[-1] != axes):
+        required = "(*size, D)" if axes is None else f"(*size, {axes})"
+        raise ValueError(f"coordinates must have shape {required}, got {tuple(coords.shape)}")
     places = coords.flatten(0, -2)
     if places.shape[0] != tokens.shape[-2]:
         came = f"{tokens.shape[-2]} tokens and {places.shape[0]} coordinates"
         raise ValueError(f"there must be coordinates for every token, got {came}")
-    return places
+    return wide(places) if places.is_floating_point() else places.float()
 
 
 def _beside(tokens: Tensor, places: Tensor) -> Tensor:
@@ -210,9 +262,15 @@ def _beside(tokens: Tensor, places: Tensor) -> Tensor:
     return torch.cat([tokens, places.to(tokens.dtype).expand(*tokens.shape[:-1], -1)], -1)
 
 
+# Which coordinates these are meant for, where a layer makes them.
+sinusoidal.coordinates = pixels  # type: ignore[attr-defined]
+rotary.coordinates = pixels  # type: ignore[attr-defined]
+coordinates.coordinates = pixels  # type: ignore[attr-defined]
+
 DESCRIPTORS: dict[str, Descriptor] = {
     "features": features,
     "coordinates": coordinates,
     "concatenated": concatenated,
     "sinusoidal": sinusoidal,
+    "rotary": rotary,
 }

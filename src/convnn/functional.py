@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from convnn import arguments, checks
@@ -232,6 +233,7 @@ def explain(*inputs: Any, **options: Any) -> Choice:
     given = bound.arguments
     values = Values(given["value"], given["kernel"], given["bias"]).under_autocast()
     choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "self_score", "order")
-    search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
+    with torch.random.fork_rng():  # candidates may be drawn, which must not move anybody's random numbers
+        search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
     arguments.scores_matter(search, arguments.weigh(given["weighting"], given["dropout_p"]))
     return arguments.choice(given["backend"], search, values)

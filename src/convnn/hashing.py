@@ -15,4 +15,4 @@ def mixed(number: Tensor) -> Tensor:
 
 def drawn(number: Tensor, seed: int) -> Tensor:
     """Draw a number from 0 to 2^32 - 1 for every given one; another seed draws others."""
-    return mixed(number + mixed(torch.full_like(number, seed)))
+    return mixed(number + mixed(torch.full_like(number, seed % 2**32)))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from math import prod
+from functools import partial, reduce
 from operator import or_
 from typing import TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from convnn import checks
 from convnn.hashing import drawn
@@ -70,13 +69,13 @@ class Rule:
         return _truth(self.entry, i, j)
 
     def __and__(self, other: Entry) -> Rule:
-        return Rule(lambda i, j: self(i, j) & _truth(other, i, j))
+        return Rule(partial(_both, one=self, other=other))
 
     def __or__(self, other: Entry) -> Rule:
-        return Rule(lambda i, j: self(i, j) | _truth(other, i, j))
+        return Rule(partial(_either, one=self, other=other))
 
     def __invert__(self) -> Rule:
-        return Rule(lambda i, j: ~self(i, j))
+        return Rule(partial(_not, one=self))
 
 
 def _truth(entry: Entry, i: Tensor, j: Tensor) -> Tensor:
@@ -89,23 +88,73 @@ def _truth(entry: Entry, i: Tensor, j: Tensor) -> Tensor:
     return said
 
 
-@Rule
-def causal(i: Tensor, j: Tensor) -> Tensor:
-    """Let query i choose key j up to and including i, counted from the top left as torch does."""
+# The entries of rules are functions with names, so that a layer that holds one can be pickled.
+
+
+def _both(i: Tensor, j: Tensor, *, one: Entry, other: Entry) -> Tensor:
+    return _truth(one, i, j) & _truth(other, i, j)
+
+
+def _either(i: Tensor, j: Tensor, *, one: Entry, other: Entry) -> Tensor:
+    return _truth(one, i, j) | _truth(other, i, j)
+
+
+def _not(i: Tensor, j: Tensor, *, one: Entry) -> Tensor:
+    return ~_truth(one, i, j)
+
+
+def _past(i: Tensor, j: Tensor) -> Tensor:
     return j <= i
+
+
+def _near(i: Tensor, j: Tensor, *, radius: int) -> Tensor:
+    return (i - j).abs() <= radius
+
+
+def _in_step(i: Tensor, j: Tensor, *, step: int) -> Tensor:
+    return (i - j) % step == 0
+
+
+def _same_block(i: Tensor, j: Tensor, *, stride: int) -> Tensor:
+    return i // stride == j // stride
+
+
+def _summary(i: Tensor, j: Tensor, *, stride: int, summary: int) -> Tensor:  # noqa: ARG001
+    return j % stride >= stride - summary
+
+
+def _ends(i: Tensor, j: Tensor, *, count: int) -> Tensor:
+    return (i < count) | (j < count)
+
+
+def _drawn(i: Tensor, j: Tensor, *, seed: int, keys: int) -> Tensor:
+    return drawn(i, seed) % keys == j
+
+
+def _around(i: Tensor, j: Tensor, *, size: tuple[int, ...], sides: tuple[int, ...]) -> Tensor:
+    inside = torch.ones_like(i + j, dtype=torch.bool)
+    for n, r in zip(reversed(size), reversed(sides), strict=True):
+        first = (i % n - r // 2).clamp(0, n - r)
+        inside = inside & (j % n >= first) & (j % n < first + r)
+        i, j = i // n, j // n
+    return inside
+
+
+# Let query i choose key j up to and including i, counted from the top left as torch does.
+causal = Rule(_past)
 
 
 def window(radius: int) -> Rule:
     """Let a query choose the keys at most ``radius`` places from its own."""
     checks.whole("radius", radius, 0)
-    return Rule(lambda i, j: (i - j).abs() <= radius)
+    return Rule(partial(_near, radius=radius))
 
 
 def dilated(radius: int, step: int) -> Rule:
     """Let a query choose every ``step``-th key, ``radius`` of them to either side."""
     checks.whole("radius", radius, 0)
     checks.whole("step", step, 1)
-    return Rule(lambda i, j: ((i - j).abs() <= radius * step) & ((i - j) % step == 0))
+    return window(radius * step) & Rule(partial(_in_step, step=step))
 
 
 def strided(stride: int) -> Rule:
@@ -114,7 +163,7 @@ def strided(stride: int) -> Rule:
     Published for ``strided(...) & causal``.
     """
     checks.whole("stride", stride, 1)
-    return window(stride) | Rule(lambda i, j: (i - j) % stride == 0)
+    return window(stride) | Rule(partial(_in_step, step=stride))
 
 
 def fixed(stride: int, summary: int = 1) -> Rule:
@@ -125,8 +174,7 @@ def fixed(stride: int, summary: int = 1) -> Rule:
     checks.whole("stride", stride, 1)
     if not 1 <= summary <= stride:
         raise ValueError(f"summary must be from 1 to the stride, {stride}, got {summary}")
-    own = Rule(lambda i, j: i // stride == j // stride)
-    return own | Rule(lambda _, j: j % stride >= stride - summary)
+    return Rule(partial(_same_block, stride=stride)) | Rule(partial(_summary, stride=stride, summary=summary))
 
 
 def bigbird(window: int, globals: int, random: int, *, keys: int, seed: int = 0) -> Rule:  # noqa: A002 - its own names
@@ -140,101 +188,23 @@ def bigbird(window: int, globals: int, random: int, *, keys: int, seed: int = 0)
     for name, size in (("window", window), ("globals", globals), ("random", random)):
         checks.whole(name, size, 0)
     checks.whole("keys", keys, 1)
-    near = Rule(lambda i, j: (i - j).abs() <= window)
-    ends = Rule(lambda i, j: (i < globals) | (j < globals))
-    return reduce(or_, [_drawn(number, seed, keys) for number in range(random)], near | ends)
+    chosen = [Rule(partial(_drawn, seed=number + 7919 * seed, keys=keys)) for number in range(random)]
+    return reduce(or_, chosen, Rule(partial(_near, radius=window)) | Rule(partial(_ends, count=globals)))
 
 
-def _drawn(number: int, seed: int, keys: int) -> Rule:
-    """One random key for every query."""
-    return Rule(lambda i, j: drawn(i, number + 7919 * seed) % keys == j)
+def neighborhood(size: Sequence[int], kernel_size: int | Sequence[int]) -> Rule:
+    """Let a cell of a map choose the window around it, moved inwards at the border so that it stays whole.
 
-
-class RelativeBias(nn.Module):
-    r""":math:`S_{ij} + B[\Delta_{ij}]`: a learned number for every offset from a query's cell to a key's cell.
-
-    The table starts at 0, where it changes nothing. On another map than it was made for (see :meth:`on`), an offset is
-    still counted in cells; one beyond the table takes the number at its edge.
+    This is the pattern of neighbourhood attention.
 
     Args:
-        size: the sides of the map, row-major, whose cells the tokens are.
-        heads: how many tables there are, one for each entry of the last leading dimension; None for one for all.
-        class_tokens: how many tokens without a place come before the cells. They share three numbers: for a class
-            token looking at a cell, a cell looking at a class token, and class tokens looking at each other.
-
-    Shape:
-        table ``(*sides)`` or ``(heads, *sides)`` with a side of 2n - 1 for n cells; class_table ``(3,)`` or
-        ``(heads, 3)``.
-
-    Example:
-        >>> bias = RelativeBias((4, 6), heads=2)
-        >>> bias.table.shape
-        torch.Size([2, 7, 11])
-        >>> from convnn.functional import convnn
-        >>> x = torch.randn(3, 2, 24, 5)
-        >>> torch.equal(convnn(x, x, x, k=7, mask=bias), convnn(x, x, x, k=7))
-        True
+        size: the sides of the map, row-major, whose cells queries and keys are.
+        kernel_size: the sides of the window; odd, so that it has a middle.
     """
-
-    def __init__(
-        self,
-        size: Sequence[int],
-        *,
-        heads: int | None = None,
-        class_tokens: int = 0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        for side in size:
-            checks.whole("a side of the map", side, 1)
-        checks.whole("class_tokens", class_tokens, 0)
-        self.size, self.class_tokens = tuple(size), class_tokens
-        lead = () if heads is None else (heads,)
-        sides = [2 * side - 1 for side in size]
-        self.table = nn.Parameter(torch.empty(*lead, *sides, device=device, dtype=dtype))
-        classes = torch.empty(*lead, 3, device=device, dtype=dtype) if class_tokens else None
-        self.class_table = None if classes is None else nn.Parameter(classes)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start at 0."""
-        for table in self.parameters():
-            nn.init.zeros_(table)
-
-    def on(self, size: Sequence[int], queries: Tensor | None = None) -> Lookup:
-        """Make the mask for keys that are the cells of a map of this size.
-
-        Args:
-            queries: the number of each query's token among the keys, ``(N,)``; None where queries and keys are the same
-                tokens.
-        """
-        if len(size) != len(self.size):
-            raise ValueError(f"a bias for maps of {len(self.size)} sides was given one of {tuple(size)}")
-        table = self.table.flatten(-len(self.size))
-        table = table if self.class_table is None else torch.cat([table, self.class_table], -1)
-        tokens = prod(size) + self.class_tokens
-
-        def place(i: Tensor, j: Tensor) -> Tensor:
-            return self._place(i if queries is None else queries[i], j, tuple(size))
-
-        return Lookup(place, table[..., None, :], (tokens if queries is None else queries.shape[0], tokens))
-
-    def forward(self, i: Tensor, j: Tensor) -> Tensor:
-        """The numbers of tokens i looking at tokens j."""
-        return self.on(self.size)(i, j)
-
-    def _place(self, i: Tensor, j: Tensor, size: tuple[int, ...]) -> Tensor:
-        here, there = i - self.class_tokens, j - self.class_tokens
-        place, length = torch.zeros_like(i + j), 1
-        for side, own in zip(reversed(size), reversed(self.size), strict=True):
-            offset = (there % side - here % side).clamp(1 - own, own - 1) + own - 1
-            place, length = place + length * offset, length * (2 * own - 1)
-            here, there = here // side, there // side
-        if not self.class_tokens:
-            return place
-        looking, looked_at = (i < self.class_tokens).long(), (j < self.class_tokens).long()
-        return torch.where((looking + looked_at) > 0, length + looking + 2 * looked_at - 1, place)
+    sides = (kernel_size,) * len(size) if isinstance(kernel_size, int) else tuple(kernel_size)
+    if len(sides) != len(size) or any(r % 2 == 0 or not 1 <= r <= n for r, n in zip(sides, size, strict=True)):
+        raise ValueError(f"a window must have odd sides within the map of {tuple(size)}, got {kernel_size}")
+    return Rule(partial(_around, size=tuple(size), sides=sides))
 
 
 MASKS: dict[str, Rule] = {"causal": causal}

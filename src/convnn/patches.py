@@ -13,7 +13,7 @@ def unshuffle(cells: Tensor, patch: int, *, axes: int = 2) -> Tensor:
     Shape:
         ``(..., C, *size)`` gives ``(..., C * p^D, *size / p)``.
     """
-    size = _sides(cells, axes)
+    size = _sides(cells, patch, axes)
     if any(side % patch for side in size):
         raise ValueError(f"patches of {patch} need sides that are multiples of it, got {tuple(size)}")
     lead = cells.ndim - axes - 1
@@ -30,7 +30,7 @@ def shuffle(cells: Tensor, patch: int, *, axes: int = 2) -> Tensor:
     Shape:
         ``(..., C * p^D, *size)`` gives ``(..., C, *size * p)``.
     """
-    _sides(cells, axes)
+    _sides(cells, patch, axes)
     lead = cells.ndim - axes - 1
     if cells.shape[lead] % patch**axes:
         raise ValueError(f"patches of {patch} need a multiple of {patch**axes} channels, got {cells.shape[lead]}")
@@ -77,7 +77,9 @@ class Patches:
         return layer if self.patch == 1 else PatchLevel(layer, self.patch, axes=self.axes)
 
 
-def _sides(cells: Tensor, axes: int) -> tuple[int, ...]:
+def _sides(cells: Tensor, patch: int, axes: int) -> tuple[int, ...]:
+    checks.whole("patch", patch, 1)
+    checks.whole("axes", axes, 1)
     if cells.ndim < axes + 1:
         raise ValueError(f"a map of {axes} axes has shape (..., C, *size), got {tuple(cells.shape)}")
     return tuple(cells.shape[-axes:])

@@ -50,6 +50,12 @@ class Search:
         """How many keys are searched: M, or the number of candidates."""
         return (self.key.shape[-2:-1] if self.candidates is None else self.candidates.shape[-1:])[0]
 
+    @property
+    def others(self) -> int:
+        """How many keys are chosen, not counting one's own: k, unless all candidates were asked for."""
+        # Asked only where it can be less: torch.export would make a condition of it.
+        return min(self.k, self.width) if self.own is not None and self.candidates is not None else self.k
+
     def scores(self, first: int = 0, last: int | None = None) -> Tensor:
         """Score the searched keys from ``first`` up to ``last`` for every query; -inf forbids.
 
@@ -78,14 +84,17 @@ class Search:
         return self.candidates.expand(*place.shape[:-1], -1).gather(-1, place)
 
     def with_own(self, best: Tensor, index: Tensor) -> Tensor:
-        """Put each query's own key, unless it is forbidden, beside the best others ``index``, and keep k of them."""
+        """Put each query's own key, unless it is forbidden, before the best others, nearest first; keep k of them."""
         if self.own is None:
             return index
-        rank = torch.where(self._paired(self.own) == -torch.inf, -torch.inf, torch.inf)  # (..., N, 1)
-        own = self.own.expand(*index.shape[:-1], 1)
-        ranks = torch.cat([rank.to(best.dtype).expand(own.shape), best], -1)
+        forbidden = self._paired(self.own) == -torch.inf  # (..., N, 1)
         index = index.masked_fill(best == -torch.inf, -1)  # among them oneself, which would come back allowed
-        return torch.cat([own, index], -1).gather(-1, ranks.topk(self.k).indices)
+        lead = torch.broadcast_shapes(forbidden.shape[:-1], index.shape[:-1])
+        own = self.own.expand(*lead, 1).masked_fill(forbidden, -1)
+        joined = torch.cat([own, index.expand(*lead, -1)], -1)
+        if joined.shape[-1] == self.k:
+            return joined
+        return joined.gather(-1, torch.arange(self.k, device=index.device) + forbidden.expand(*lead, 1).long())
 
     def neighbors(self, index: Tensor) -> Neighbors:
         """Score the chosen keys ``index`` (..., N, K) again, with gradients, and put each row in order.
@@ -94,10 +103,10 @@ class Search:
         """
         scores = self._paired(index)
         index = index.expand(scores.shape)
-        rank = scores.detach()
-        if self.own is not None:
-            rank = torch.where((index == self.own) & (rank != -torch.inf), torch.inf, rank)
-        place = _places(rank, index, self.order)
+        place = _places(scores.detach(), index, self.order)
+        if self.own is not None and self.order == "score":
+            others = ((index != self.own) | (scores.detach() == -torch.inf)).gather(-1, place)
+            place = place.gather(-1, others.long().argsort(dim=-1, stable=True))
         scores, index = scores.gather(-1, place), index.gather(-1, place)
         return Neighbors(scores, index.masked_fill(scores == -torch.inf, -1))
 
@@ -114,7 +123,10 @@ class Search:
         if allowed is not None:
             chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
             query, key, value = _where(chooses, query), _where(chosen, key), _where(chosen, value)
-        scores = self._with_own_score(self._scored(wide(query), wide(key)), self.numbers(0, self.width))
+        scores = self._scored(wide(query), wide(key))
+        if self.own is not None:
+            scores = scores.expand(*torch.broadcast_shapes(scores.shape[:-2], self.own.shape[:-2]), -1, -1)
+        scores = self._with_own_score(scores, self.numbers(0, self.width))
         return laid.lay(scores, allowed, shifts), value
 
     def _paired(self, index: Tensor) -> Tensor:
@@ -134,7 +146,7 @@ class Search:
     def _with_own_score(self, scores: Tensor, index: Tensor) -> Tensor:
         if self.own is None or self.own_score is None:
             return scores
-        return torch.where(index == self.own, self.own_score, scores)
+        return torch.where((index == self.own) & ~scores.isnan(), self.own_score, scores)
 
     def _among(self, rows: Tensor, first: int, last: int) -> Tensor:
         """Take the rows of the searched keys from ``first`` up to ``last``."""

@@ -8,7 +8,7 @@ own K keys, and the two must agree. The half types arrive as float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import inf, prod
 from typing import Protocol
 
@@ -81,7 +81,11 @@ def minkowski(p: float) -> Similarity:
     if not p >= 1:
         raise ValueError(f"minkowski needs a p of at least 1, below which there is no distance, got {p}")
     known: dict[float, Similarity] = {1.0: manhattan, 2.0: euclidean, inf: chebyshev}
-    return known.get(float(p), lambda query, key: -_lp_distance(query, key, float(p)))
+    return known.get(float(p), partial(_minkowski, p=float(p)))
+
+
+def _minkowski(query: Tensor, key: Tensor, *, p: float) -> Tensor:
+    return -_lp_distance(query, key, p)
 
 
 class Bilinear(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -76,11 +76,20 @@ def sparsemax(scores: Tensor, filled: Tensor) -> Tensor:
     return (scores - threshold).clamp(min=0)
 
 
-def softmax_at(temperature: float) -> Weighting:
+@dataclass(frozen=True)
+class softmax_at:  # noqa: N801 - used as the function it is
     r""":math:`\operatorname{softmax}(s / T)`: towards T = 0 the nearest takes all, towards infinity all count alike."""
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be greater than 0, got {temperature}")
-    return order_free(lambda scores, filled: softmax(scores / temperature, filled))
+
+    temperature: float
+    order_free: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"the temperature must be greater than 0, got {self.temperature}")
+
+    def __call__(self, scores: Tensor, filled: Tensor) -> Tensor:
+        """Weigh the slots of every row."""
+        return softmax(scores / self.temperature, filled)
 
 
 class LearnedTemperature(nn.Module):
@@ -113,16 +122,17 @@ class LearnedTemperature(nn.Module):
         return softmax(scores / self.temperature.to(scores.dtype), filled)
 
 
-def on_exp(weighting: Weighting) -> Weighting:
+class on_exp(nn.Module):  # noqa: N801 - used as the function it is
     r""":math:`\rho(e^s)`: for a distance, the thesis's score :math:`e^{-D}`, here weighed with but never ranked by."""
 
-    def weigh(scores: Tensor, filled: Tensor) -> Tensor:
-        return weighting(torch.where(filled, scores.exp(), scores), filled)  # an empty slot stays far below
+    def __init__(self, weighting: Weighting) -> None:
+        super().__init__()
+        self.weighting = weighting
+        self.order_free = bool(getattr(weighting, "order_free", False))
+        self.ignores_scores = bool(getattr(weighting, "ignores_scores", False))
 
-    for mark in (order_free, ignores_scores):
-        if getattr(weighting, mark.__name__, False):
-            mark(weigh)
-    return weigh
+    def forward(self, scores: Tensor, filled: Tensor) -> Tensor:  # noqa: D102
+        return self.weighting(torch.where(filled, scores.exp(), scores), filled)  # an empty slot stays far below
 
 
 WEIGHTINGS: dict[str, Weighting] = {

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from math import prod
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convnn.backends.chunked import with_budget
+from convnn.blend import Blend
 from convnn.candidates import Cells, Random, grid, random
-from convnn.functional import convnn, nearest
+from convnn.descriptor import between, pixels, scaled_concat
+from convnn.functional import convnn, explain, nearest
+from convnn.masks import bigbird, causal, fixed, neighborhood, strided, window
+from convnn.similarity import minkowski
+from convnn.weighting import on_exp, softmax, softmax_at
 from tests import oracle
 from tests.definition.test_operator import MASKS, randn
 
@@ -123,10 +130,11 @@ def test_rules_see_the_numbers_of_the_whole() -> None:
         seen.append(j.unique().tolist())
         return j <= i
 
-    found = nearest(x, x, k=2, candidates=torch.tensor([8, 3, 0]), mask=rule, backend="reference")
+    found = nearest(x, x, k=3, candidates=torch.tensor([8, 3, 0]), mask=rule, backend="reference")
     assert seen[0] == [0, 3, 8]
     assert (found.index <= torch.arange(9)[:, None]).all()
-    assert found.index[8].max() == 8 or found.index[8].min() == 0
+    assert sorted(found.index[8].tolist()) == [0, 3, 8]
+    assert sorted(found.index[4].tolist()) == [-1, 0, 3]
 
 
 SIZES = [(17,), (16,), (5, 9), (9, 5), (14, 14), (3, 200), (5, 6, 7), (1, 4), (2, 2)]
@@ -280,3 +288,98 @@ def test_impossible_candidates_are_refused() -> None:
     for r, size in ((5, (5, 5)), (16, (5, 5, 5))):
         with pytest.raises(ValueError, match=f"a whole number to the {len(size)}, got {r}"):
             grid(r)(torch.Size(), Cells(size), CPU)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("k", [3, "all"])
+@pytest.mark.parametrize("score", ["true", "one"])
+def test_selves_of_several_samples_give_as_many_outputs(score: Any, k: Any, backend: str) -> None:
+    query, key, value = randn(3, 4), randn(5, 4), randn(5, 2)
+    own = torch.randint(-1, 5, (2, 1, 3))
+    ours = convnn(query, key, value, k=k, self_index=own, self_score=score, backend=BACKENDS[backend])
+    assert ours.shape == (2, 1, 3, 2)
+    for sample in range(2):
+        alone = convnn(query, key, value, k=k, self_index=own[sample, 0], self_score=score, backend="reference")
+        torch.testing.assert_close(ours[sample, 0], alone)
+
+
+def test_ties_go_to_the_smaller_number_beside_oneself_and_among_candidates() -> None:
+    x = torch.zeros(5, 3)
+    for own in range(5):
+        found = nearest(x[:1], x, k=3, similarity="euclidean", self_index=torch.tensor([own]), backend="reference")
+        assert found.index.tolist() == [[own, *[j for j in range(5) if j != own][:2]]]
+    shuffled = torch.tensor([4, 3, 1, 0])
+    found = nearest(x[:1], x, k=2, similarity="euclidean", candidates=shuffled, backend="reference")
+    assert found.index.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_candidate_given_twice_counts_twice_beside_oneself_too(backend: str) -> None:
+    query, key, value = torch.zeros(1, 2), torch.zeros(3, 2), torch.eye(3)
+    twice = torch.tensor([0, 0, 1, 1])
+    for own, expected in ((-1, [2.0, 2.0, 0.0]), (2, [2.0, 2.0, 1.0]), (0, [1.0, 2.0, 0.0])):
+        output = convnn(
+            query,
+            key,
+            value,
+            k="all",
+            weighting="uniform",
+            candidates=twice,
+            self_index=torch.tensor([own]),
+            backend=BACKENDS[backend],
+        )
+        assert output.tolist() == [expected]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_oneself_comes_first_even_beside_infinite_scores(backend: str) -> None:
+    x = torch.full((5, 2), 1e20)
+    found = nearest(x, x, k=2, similarity="dot", self_index=torch.arange(5), backend=BACKENDS[backend])
+    assert found.index[:, 0].tolist() == list(range(5))
+    broken = randn(4, 2)
+    broken[1] = torch.nan
+    output = convnn(
+        randn(1, 2), broken, randn(4, 3), k=2, self_index=torch.tensor([1]), self_score="one", backend=BACKENDS[backend]
+    )
+    assert output.isnan().all()
+
+
+def test_candidates_with_a_map_of_their_own_keep_to_the_layers() -> None:
+    padded = Cells((6, 9), ((1, 1), (1, 1)))
+    assert grid(4, size=(6, 9))(torch.Size(), padded, CPU).tolist() == [10, 16, 37, 43]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"for a map of \(9, 6\) were given a map of \(6, 9\)"):
+        grid(4, size=(9, 6))(torch.Size(), padded, CPU)
+    for size, message in ((5, "sides of a map, got 5"), ((5, 0), "at least 1, got 0")):
+        with pytest.raises(ValueError, match=message):
+            random(3, size=size)
+    with pytest.raises(ValueError, match="at least one candidate, got none"):
+        nearest(randn(3, 2), randn(4, 2), k="all", candidates=torch.zeros(0).long())
+    assert draw(random(3, seed=2**70).eval()).shape == (3,)
+
+
+def test_explaining_draws_nothing_and_selves_can_be_traced() -> None:
+    x = torch.randn(9, 4)
+    before = torch.get_rng_state()
+    explain(x, x, x, k=2, candidates=random(3))
+    assert torch.equal(torch.get_rng_state(), before)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        own = mode.from_tensor(torch.arange(9))
+        assert nearest(fake, fake, k=2, self_index=own, candidates=own, backend="reference").index.shape == (9, 2)
+
+
+def test_strategies_can_be_pickled() -> None:
+    made: list[Any] = [
+        grid(9), random(9), scaled_concat(0.5), between(-1, 1), causal, window(3) & ~strided(4) | fixed(5),
+        bigbird(2, 1, 3, keys=20), neighborhood((4, 5), 3), minkowski(3), softmax_at(0.5), on_exp(softmax),
+        Blend(0.3, space=minkowski(3)),
+    ]  # fmt: skip
+    again = pickle.loads(pickle.dumps(made))
+    i, j = torch.arange(20)[:, None], torch.arange(20)
+    for one, other in zip(made[4:8], again[4:8], strict=True):
+        assert torch.equal(one(i, j), other(i, j))
+    x = randn(20, 4)
+    assert torch.equal(made[2](x, pixels((4, 5))), again[2](x, pixels((4, 5))))
+    assert torch.equal(convnn(x, x, x, k=5, similarity=again[8], weighting=again[9]), convnn(
+        x, x, x, k=5, similarity=made[8], weighting=made[9]
+    ))  # fmt: skip

@@ -26,7 +26,8 @@ from convnn.descriptor import (
     sinusoidal,
 )
 from convnn.functional import convnn, nearest
-from convnn.masks import RelativeBias
+from convnn.masks import Lookup
+from convnn.relative import RelativeBias
 from tests import oracle
 from tests.definition.test_operator import randn
 
@@ -154,7 +155,9 @@ def test_conditional_encoding_adds_a_depthwise_convolution(size: tuple[int, ...]
     theirs = cells + peer(cells, encoding.conv.weight, encoding.conv.bias, padding=1, groups=4)
     torch.testing.assert_close(encoding(tokens, pixels(size)), theirs.flatten(2).mT.unflatten(0, (2, 3)))
     torch.testing.assert_close(encoding.map(cells), theirs)
-    assert torch.autograd.gradcheck(lambda x: encoding(x, pixels(size)), (tokens[:1, :1].detach().requires_grad_(),))
+    small = (4, 2, 3)[: len(size)]
+    leaf = randn(1, math.prod(small), 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: encoding(x, pixels(small)), (leaf,))
 
 
 def blended(share: float, x: Tensor, size: tuple[int, ...], k: int) -> Tensor:
@@ -331,7 +334,7 @@ def test_the_impossible_is_refused() -> None:
         scaled_concat(1.5)
     with pytest.raises(ValueError, match="4 axes need a multiple of as many channels, got 6"):
         sinusoidal(x, torch.randn(15, 4))
-    with pytest.raises(ValueError, match="sigma must be greater than 0, got 0"):
+    with pytest.raises(ValueError, match="sigma must be greater than 0 and finite, got 0"):
         Fourier(2, 5, sigma=0)
     with pytest.raises(ValueError, match="kernel_size must be odd, so that a cell is in the middle, got 4"):
         ConditionalEncoding(6, kernel_size=4)
@@ -339,7 +342,7 @@ def test_the_impossible_is_refused() -> None:
         ConditionalEncoding(6)(x, pixels((3, 5)).flatten(0, 1))
     with pytest.raises(ValueError, match="share must be from 0, space only, to 1, features only, got -1"):
         Blend(-1)
-    with pytest.raises(ValueError, match=r"must have 2 coordinates, got coordinates of shape \(15, 1\) for 15 tokens"):
+    with pytest.raises(ValueError, match=r"coordinates must have shape \(\*size, 2\), got \(15, 1\)"):
         Blend(0.5).descriptor(x, pixels((15,)))
     with pytest.raises(ValueError, match="compares 2 coordinates and features, got 2 channels"):
         nearest(x[:, :2], x[:, :2], k=3, similarity=Blend(0.5))
@@ -347,3 +350,94 @@ def test_the_impossible_is_refused() -> None:
         RelativeBias((3, 3)).on((9,))
     with pytest.raises(ValueError, match="a side of the map must be a whole number of at least 1, got 0"):
         RelativeBias((3, 0))
+
+
+def test_a_share_is_a_share_however_far_its_parameter_went() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        blend = Blend(0.5, learned=True).to(dtype)
+        for raw, share in ((5e4, 1.0), (-5e4, 0.0), (258.0, 1.0), (259.0, 1.0), (-3.0, 0.0), (0.25, 0.25)):
+            blend.raw.data.fill_(raw)
+            assert blend.share.item() == share
+            (gradient,) = torch.autograd.grad(blend.share, blend.raw)
+            assert gradient == 1
+
+
+def test_a_blend_does_not_see_what_does_not_count() -> None:
+    x = torch.full((12, 4), 1e20)
+    for share, part in ((0.0, "chebyshev"), (1.0, "cosine")):
+        blend = Blend(share, features="dot" if share == 0 else "cosine")
+        described = blend.descriptor(x, pixels((3, 4)))
+        found = nearest(described, described, k=5, similarity=blend, backend="reference")
+        alone = described[:, :2] if part == "chebyshev" else described[:, 2:]
+        assert torch.equal(found.scores, nearest(alone, alone, k=5, similarity=part, backend="reference").scores)
+    nested = Blend(0.5, axes=1, features=Blend(0.5, axes=1, learned=True))
+    with pytest.raises(ValueError, match="a learned share needs a weighting"):
+        convnn(x, x, x, k=3, similarity=nested, weighting="uniform")
+
+
+def test_places_keep_their_digits_under_autocast_and_as_whole_numbers() -> None:
+    fourier, coords, tokens = Fourier(2, 16, sigma=10.0), between(-1, 1)((14, 14)), torch.randn(196, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = fourier(tokens, coords)
+    torch.testing.assert_close(rounded, fourier(tokens, coords))
+    whole = torch.arange(6).reshape(3, 2)
+    torch.testing.assert_close(fourier.encoded(whole), fourier.encoded(whole.float()))
+    assert fourier.encoded(coords.bfloat16()).dtype == torch.float32
+    assert concatenated(torch.randn(3, 4), whole).dtype == torch.float32
+    with pytest.raises(ValueError, match=r"floating point of shape \(..., N, C\), got \(3, 4\) of torch.int32"):
+        concatenated(torch.ones(3, 4).int(), whole)
+    with pytest.raises(ValueError, match=r"coordinates must have shape \(\*size, D\), got \(3,\)"):
+        coordinates(torch.randn(3, 4), torch.arange(3))
+    with pytest.raises(ValueError, match=r"coordinates must have shape \(\*size, 1\), got \(1, 3, 2\)"):
+        Fourier(1, 3)(torch.randn(3, 4), pixels((1, 3)))
+    with pytest.raises(ValueError, match=r"a side of the map must be a whole number of at least 0, got 2.5"):
+        pixels((2.5, 2))  # type: ignore[arg-type]
+    fresh = Fourier(2, 5, device="meta").to_empty(device="cpu")
+    fresh.reset_parameters()
+    assert fresh.frequencies.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("constant", [0.1, 0.3, 1.0, 1e-20, 1e20])
+def test_constant_tokens_are_left_as_they_are(constant: float, dtype: torch.dtype) -> None:
+    tokens = torch.full((49, 64), constant, dtype=dtype)
+    made = scaled_concat(0.5)(tokens, pixels((7, 7)))
+    torch.testing.assert_close(made[:, :64], 0.5 * tokens)
+    assert scaled_concat(0.5)(tokens[:0], pixels((0,))).shape == (0, 65)
+
+
+def test_a_bias_is_not_looked_up_where_it_has_no_place() -> None:
+    bias, x = filled((2, 3)), randn(6, 4)
+    for queries, message in (
+        (torch.tensor([50]), "queries must be below the number of keys, 6, got 50"),
+        (torch.tensor([-7]), "queries must not be negative, got -7"),
+        (torch.ones(2), "type torch.int64, got"),
+        (torch.zeros(1, 2).long(), r"shape \(N,\) and type torch.int64, got \(1, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bias.on((2, 3), queries)
+    for size in ((), (-2, 3)):
+        with pytest.raises(ValueError, match="side"):
+            RelativeBias(size)
+    with pytest.raises(ValueError, match="heads must be a whole number of at least 1, got 0"):
+        RelativeBias((2, 3), heads=0)
+    for table in (torch.randn(3, 11), torch.randn(11), torch.ones(3, 1, 11).int()):
+        with pytest.raises(ValueError, match=r"floating point of shape \(..., 1, T\), got"):
+            convnn(x, x, x, k=3, mask=Lookup(lambda i, j: j - i + 5, table, (6, 6)))
+
+
+@pytest.mark.parametrize("k", [20, "all"])
+def test_half_biases_add_their_gradients_in_float32(k: Any) -> None:
+    bias = RelativeBias((12, 12), dtype=torch.bfloat16)
+    padding = torch.zeros(144, dtype=torch.bfloat16, requires_grad=True)
+    x, value = torch.randn(144, 4), torch.ones(144, 1)
+
+    def alike(scores: Tensor, filled: Tensor) -> Tensor:
+        return (0.01 * scores + 1) * filled
+
+    gradients = []
+    for backend in ("reference", with_budget(1000)):
+        output = convnn(x, x, value, k=k, mask=[bias, padding], weighting=alike, backend=backend)
+        gradients.append(torch.autograd.grad(output.sum(), [bias.table, padding]))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=1e-3)

@@ -81,5 +81,8 @@ def test_what_does_not_divide_is_refused() -> None:
         shuffle(torch.randn(6, 5, 6), 2)
     with pytest.raises(ValueError, match=r"a map of 3 axes has shape \(..., C, \*size\), got \(3, 4, 4\)"):
         unshuffle(torch.randn(3, 4, 4), 2, axes=3)
-    with pytest.raises(ValueError, match="patch must be a whole number of at least 1, got 0"):
-        Patches(0)
+    for run in (Patches, lambda p: unshuffle(torch.randn(3, 4, 4), p), lambda p: shuffle(torch.randn(4, 4, 4), p)):
+        with pytest.raises(ValueError, match="patch must be a whole number of at least 1, got 0"):
+            run(0)
+    with pytest.raises(ValueError, match="axes must be a whole number of at least 1, got 0"):
+        unshuffle(torch.randn(3, 4, 4), 2, axes=0)

@@ -14,7 +14,8 @@ from convnn.backends import Backend
 from convnn.candidates import Cells, grid, random
 from convnn.descriptor import pixels, scaled_concat
 from convnn.functional import convnn, nearest
-from convnn.masks import RelativeBias, Rule, bigbird, causal, dilated, fixed, strided, window
+from convnn.masks import Rule, bigbird, causal, dilated, fixed, strided, window
+from convnn.relative import RelativeBias
 from convnn.similarity import SIMILARITIES
 from convnn.weighting import WEIGHTINGS
 from tests.agreement.problems import PROBLEMS, Problem

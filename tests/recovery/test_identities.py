@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from convnn.descriptor import between, concatenated, coordinates, pixels, scaled_concat
 from convnn.functional import convnn, nearest
-from convnn.masks import RelativeBias
+from convnn.relative import RelativeBias
 from convnn.similarity import Bilinear, Mahalanobis, chebyshev, cosine, dot, euclidean, manhattan, minkowski, pearson
 from convnn.weighting import softmax_at
 from tests.definition.test_operator import randn
@@ -96,7 +98,7 @@ def test_a_relative_bias_is_translation_equivariant() -> None:
     assert not torch.allclose(outputs[0].flatten(0, 1), plain)
 
 
-MIXED = {
+MIXED: dict[str, tuple[Any, Any]] = {
     "cosine of coordinates beside features": (concatenated, "cosine"),
     "dot of coordinates beside features": (concatenated, "dot"),
     "distance of coordinates beside features": (concatenated, "euclidean"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from convnn.backends.chunked import with_budget
 from convnn.functional import convnn, nearest
-from convnn.masks import Rule, bigbird, causal, dilated, fixed, strided, window
+from convnn.masks import Rule, bigbird, causal, dilated, fixed, neighborhood, strided, window
 from convnn_lab.bench.memory import LiveTensors
 from tests.definition.test_operator import randn
 
@@ -40,6 +41,21 @@ def drawn(pair: Pair) -> Tensor:
 
 def by_rule(rule: Any, n: int = N, m: int = M) -> Tensor:
     return rule(torch.arange(n)[:, None], torch.arange(m)[None, :])
+
+
+def test_neighbourhood_windows_are_whole_and_near() -> None:
+    for size, sides in (((7,), (3,)), ((5, 8), (3, 5)), ((3, 4, 5), (3, 1, 3))):
+        n = math.prod(size)
+        cells = list(itertools.product(*map(range, size)))
+        ours = by_rule(neighborhood(size, sides), n, n)
+        for i, here in enumerate(cells):
+            axes = zip(here, size, sides, strict=True)
+            first = [min(max(place - r // 2, 0), side - r) for place, side, r in axes]
+            chosen = [all(f <= c < f + r for c, f, r in zip(cell, first, sides, strict=True)) for cell in cells]
+            assert ours[i].tolist() == chosen
+            assert sum(chosen) == math.prod(sides)
+    with pytest.raises(ValueError, match=r"odd sides within the map of \(5, 8\), got 4"):
+        neighborhood((5, 8), 4)
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked", with_budget(300)], ids=["reference", "chunked", "blocks"])

@@ -126,14 +126,14 @@ def _neighbors(block: Search, width: int) -> Neighbors:
 def _choose(search: Search, width: int) -> Tensor:
     """Find the K best keys of every row, ``width`` keys at a time; NaN outranks everything, as in the reference."""
     n_keys = search.width
-    k = min(search.k, n_keys)
-    best, place = search.scores(0, width).topk(k, sorted=False)
+    k, ordered = search.others, search.own is not None
+    best, place = search.scores(0, width).topk(k, sorted=ordered)
     # Under torch.compile a range would tie the graph to this number of keys.
     for first in range(width, n_keys, width) if width < n_keys else ():
         scores = search.scores(first, min(first + width, n_keys))
         places = torch.arange(first, first + scores.shape[-1], device=scores.device).expand(scores.shape)
         scores, places = torch.cat([best, scores], -1), torch.cat([place, places], -1)
-        best, chosen = scores.topk(k, sorted=False)
+        best, chosen = scores.topk(k, sorted=ordered)
         place = places.gather(-1, chosen)
     return search.with_own(best, search.numbered(place))
 
@@ -158,7 +158,14 @@ def _combine(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | Non
 
 def _lifted(search: Search) -> Search:
     """Lift half types once, so that the gradients of all blocks are added in float32."""
-    return replace(search, query=wide(search.query), key=wide(search.key))
+    mask: list[Mask] = []
+    for given in search.mask:
+        if isinstance(given, Lookup):
+            mask.append(replace(given, table=wide(given.table)))
+        else:
+            shared = isinstance(given, Tensor) and given.shape[-2] == 1 and given.dtype != torch.bool
+            mask.append(wide(given) if shared else given)  # type: ignore[arg-type]
+    return replace(search, query=wide(search.query), key=wide(search.key), mask=tuple(mask))
 
 
 def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:

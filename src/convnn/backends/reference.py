@@ -16,7 +16,7 @@ def select(search: Search) -> Neighbors:
     scores = search.scores().detach()  # (..., N, M)
     ranked = scores.sort(dim=-1, descending=True, stable=True)
     # A slice would do, but is contiguous only where K = M, and torch.export would forbid that size.
-    first = torch.arange(min(search.k, search.width), device=scores.device)
+    first = torch.arange(search.others, device=scores.device)
     best, place = ranked.values.index_select(-1, first), ranked.indices.index_select(-1, first)  # (..., N, K)
     return search.neighbors(search.with_own(best, search.numbered(place)))
 
