@@ -1,9 +1,36 @@
 """Convolution and attention as one operator over nearest neighbours."""
 
-from convnn import backends, functional
+from convnn import backends, functional, recipes
 from convnn.functional import explain
+from convnn.layers import (
+    ConvNN1d,
+    ConvNN2d,
+    ConvNN3d,
+    ConvNNAttention,
+    HybridConv1d,
+    HybridConv2d,
+    HybridConv3d,
+    LinearAttention,
+    MultiheadConvNN,
+)
 from convnn.neighbors import Neighbors
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Neighbors", "__version__", "backends", "explain", "functional"]
+__all__ = [
+    "ConvNN1d",
+    "ConvNN2d",
+    "ConvNN3d",
+    "ConvNNAttention",
+    "HybridConv1d",
+    "HybridConv2d",
+    "HybridConv3d",
+    "LinearAttention",
+    "MultiheadConvNN",
+    "Neighbors",
+    "__version__",
+    "backends",
+    "explain",
+    "functional",
+    "recipes",
+]

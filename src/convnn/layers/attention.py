@@ -1,0 +1,210 @@
+"""ConvNN attention: learned projections, the k nearest keys of every query, a learned kernel over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from convnn import checks, functional
+from convnn.backends import Backend
+from convnn.candidates import Candidates, Cells
+from convnn.descriptor import COORDINATES, DESCRIPTORS, Descriptor
+from convnn.layers import shapes
+from convnn.layers.configurable import Configurable
+from convnn.layers.kernel import Kernel, Kind
+from convnn.masks import Mask
+from convnn.names import resolve
+from convnn.relative import RelativeBias
+from convnn.search import SelfScore
+from convnn.similarity import SIMILARITIES, Similarity
+from convnn.weighting import WEIGHTINGS, Weighting
+
+
+class ConvNNAttention(Configurable):
+    """Attention to the k nearest keys, with a learned weight for every rank.
+
+    Its depthwise kernel starts at 1, so that it starts as attention to the k nearest (KVT attention); without a kernel
+    and with ``k="all"`` it is self-attention. Parameters are named as in timm's ``Attention``.
+
+    Args:
+        dim: the channels of the tokens.
+        k: how many neighbours; ``"all"`` where there is no kernel.
+        kernel: ``"depthwise"``, ``"separable"``, ``"standard"`` or None.
+        shared_kernel: whether the heads share one kernel; otherwise each has its own.
+        kernel_init: where separable and standard kernels start: ``"default"`` as torch's convolutions do,
+            ``"preserving"`` where they change nothing.
+        qk_dim, v_dim, out_dim: the channels of queries and keys, of values (all heads together), and of the output;
+            None for ``dim``.
+        attn_head_dim: the channels of one head, which sets ``qk_dim`` and ``v_dim``.
+        qkv_bias, proj_bias, qk_norm, scale_norm, norm_layer: as in timm.
+        attn_drop, kernel_drop, proj_drop: dropout of the weights, after the kernel, and after the projection.
+        similarity, weighting, candidates, mask, backend: as in the operator. Beside candidates a token is its own first
+            neighbour, with a score as ``self_score`` says.
+        subset: project all keys, then take the candidates (``"after"``), or the other way round (``"before"``).
+        position: a descriptor applied to the queries and keys of each head, or a ``RelativeBias``.
+
+    Shape:
+        ``(..., N, dim)`` to ``(..., N, out_dim)``.
+
+    Example:
+        >>> layer = ConvNNAttention(32, 4, k=9)
+        >>> layer(torch.randn(2, 50, 32)).shape
+        torch.Size([2, 50, 32])
+        >>> layer.kernel.weight.shape
+        torch.Size([8, 1, 9])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        k: int | Literal["all"],
+        kernel: Kind | None = "depthwise",
+        shared_kernel: bool = True,
+        kernel_init: Literal["default", "preserving"] = "default",
+        qk_dim: int | None = None,
+        v_dim: int | None = None,
+        out_dim: int | None = None,
+        attn_head_dim: int | None = None,
+        qkv_bias: bool = False,
+        proj_bias: bool = True,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        norm_layer: Any = nn.LayerNorm,
+        attn_drop: float = 0.0,
+        kernel_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        similarity: Similarity | str = "scaled_dot",
+        weighting: Weighting | str = "softmax",
+        candidates: Tensor | Candidates | None = None,
+        self_score: SelfScore = "true",
+        subset: Literal["before", "after"] = "after",
+        position: Descriptor | RelativeBias | str | None = None,
+        mask: Mask | str | Sequence[Mask | str] | None = None,
+        backend: str | Backend = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        checks.whole("num_heads", num_heads, 1)
+        inner = dim if attn_head_dim is None else num_heads * attn_head_dim
+        self.num_heads, self.qk_dim, self.v_dim = num_heads, qk_dim or inner, v_dim or inner
+        shapes.divides("the channels of queries and keys", self.qk_dim, num_heads, "the heads")
+        shapes.divides("the channels of values", self.v_dim, num_heads, "the heads")
+        if not isinstance(k, str):
+            checks.whole("k", k, 1)
+        elif kernel is not None:
+            raise ValueError(f"a kernel has a size and k={k!r} has none: give k as a number, or kernel=None")
+        checks.one_of("subset", subset, ("before", "after"))
+        checks.one_of("self_score", self_score, ("true", "one"))
+        if subset == "before" and (candidates is None or self_score == "true"):
+            raise ValueError("subset='before' needs candidates, and self_score='one': other keys are not projected")
+        self.k, self.subset, self.self_score, self.backend = k, subset, self_score, backend
+        self.similarity = resolve("similarity", similarity, SIMILARITIES)
+        self.weighting = resolve("weighting", weighting, WEIGHTINGS)
+        self.position = None if position is None else resolve("position", position, DESCRIPTORS)
+        self.mask, self.candidates = shapes.Kept(mask), shapes.kept(candidates)
+
+        self.qkv = nn.Linear(dim, 2 * self.qk_dim + self.v_dim, bias=qkv_bias, **factory)
+        per_head = self.qk_dim // num_heads
+        self.q_norm, self.k_norm = (norm_layer(per_head, **factory) if qk_norm else nn.Identity() for _ in range(2))
+        started: dict[str, Any] = {"heads": None if shared_kernel else num_heads, "init": kernel_init, **factory}
+        self.kernel = None if kernel is None else Kernel(self.v_dim // num_heads, k, kernel, **started)  # type: ignore[arg-type]
+        self.norm = norm_layer(self.v_dim, **factory) if scale_norm else nn.Identity()
+        self.attn_drop, self.kernel_drop, self.proj_drop = attn_drop, nn.Dropout(kernel_drop), nn.Dropout(proj_drop)
+        self.proj = nn.Linear(self.v_dim, out_dim or dim, bias=proj_bias, **factory)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"num_heads={self.num_heads}, k={self.k}"
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        attn_mask: Mask | str | Sequence[Mask | str] | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Attend to the tokens themselves, or to a context.
+
+        Args:
+            context: ``(..., M, dim)``, the tokens to choose from; None for x.
+            attn_mask: as in ``F.scaled_dot_product_attention`` (True may be chosen, floats are added), broadcasting to
+                ``(..., heads, N, M)``; or a rule, or several masks.
+            key_padding_mask: ``(..., M)``, True for what is padding, as in :class:`torch.nn.MultiheadAttention`.
+            is_causal: whether a token may choose itself and those before it only.
+        """
+        self._check(x, context)
+        candidates = self._candidates(x if context is None else context)
+        query, key, value = self._projected(x, context, candidates)
+        masks = self._masks(attn_mask, key_padding_mask, is_causal)
+        if isinstance(self.position, RelativeBias):
+            masks.append(self.position)
+        elif self.position is not None:
+            make = getattr(self.position, "coordinates", COORDINATES["-1..1"])
+            query = self.position(query, make(query.shape[-2:-1], device=x.device))
+            key = self.position(key, make(key.shape[-2:-1], device=x.device))
+        options: dict[str, Any] = {
+            "k": self.k,
+            "similarity": self.similarity,
+            "weighting": self.weighting,
+            "mask": masks or None,
+            "candidates": candidates,
+            "dropout_p": self.attn_drop if self.training else 0.0,
+            "backend": self.backend,
+        }
+        if candidates is not None and context is None:
+            options |= {"self_index": torch.arange(x.shape[-2], device=x.device), "self_score": self.self_score}
+        run = functional.convnn if self.kernel is None else self.kernel
+        combined = run(query, key, value, **options).transpose(-2, -3).flatten(-2)  # (..., N, v_dim)
+        return self.proj_drop(self.proj(self.kernel_drop(self.norm(combined))))
+
+    def _check(self, x: Tensor, context: Tensor | None) -> None:
+        for name, tokens in (("x", x), ("context", context)):
+            if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.qkv.in_features):
+                required = f"(..., tokens, {self.qkv.in_features})"
+                raise ValueError(f"{name} must have shape {required}, got {tuple(tokens.shape)}")
+
+    def _candidates(self, tokens: Tensor) -> Tensor | None:
+        if self.candidates is None:
+            return None
+        lead = torch.Size((*tokens.shape[:-2], self.num_heads))
+        return self.candidates(lead, Cells((tokens.shape[-2],)), tokens.device)
+
+    def _projected(self, x: Tensor, context: Tensor | None, candidates: Tensor | None) -> tuple[Tensor, ...]:
+        """Queries, keys and values of each head, ``(..., H, N, d)``."""
+        sizes = [self.qk_dim, self.qk_dim, self.v_dim]
+        if context is None and self.subset == "after":
+            parts = self.qkv(x).split(sizes, -1)
+        else:
+            weights, tokens = self.qkv.weight.split(sizes), x if context is None else context
+            biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.split(sizes)
+            query, value = F.linear(x, weights[0], biases[0]), F.linear(tokens, weights[2], biases[2])
+            parts = (query, self._keys(tokens, weights[1], biases[1], candidates), value)
+        query, key, value = (part.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3) for part in parts)
+        return self.q_norm(query), self.k_norm(key), value
+
+    def _keys(self, tokens: Tensor, weight: Tensor, bias: Tensor | None, candidates: Tensor | None) -> Tensor:
+        if self.subset == "after" or candidates is None:
+            return F.linear(tokens, weight, bias)
+        if candidates.ndim != 1:
+            came = f"an index of shape {tuple(candidates.shape)}"
+            raise ValueError(f"subset='before' needs candidates that are the same for the whole batch, got {came}")
+        # What is no candidate is never looked at.
+        keys = F.linear(tokens.index_select(-2, candidates), weight, bias)
+        return keys.new_zeros(*tokens.shape[:-1], keys.shape[-1]).index_copy(tokens.ndim - 2, candidates, keys)
+
+    def _masks(self, attn_mask: Any, key_padding_mask: Tensor | None, is_causal: bool) -> list[Any]:
+        several = list(attn_mask) if isinstance(attn_mask, (list, tuple)) else [] if attn_mask is None else [attn_mask]
+        masks = [*self.mask.all(), *several, *(["causal"] if is_causal else [])]
+        if key_padding_mask is not None:
+            if key_padding_mask.dtype != torch.bool:
+                raise ValueError(f"key_padding_mask must be bool, True for padding, got {key_padding_mask.dtype}")
+            masks.append(~key_padding_mask[..., None, None, :])
+        return masks

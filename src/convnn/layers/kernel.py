@@ -1,0 +1,108 @@
+"""The learned kernel of an attention layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from convnn import checks, functional
+from convnn.neighbors import Neighbors
+
+Kind: TypeAlias = Literal["depthwise", "separable", "standard"]
+
+
+class Kernel(nn.Module):
+    """A weight for every rank: of each channel, or of each pair of channels.
+
+    Depthwise weights start at 1, where they change nothing. The others start as torch's convolutions do, or with
+    ``init="preserving"`` where they change nothing either.
+
+    Args:
+        channels: d, the channels of one head.
+        k: how many ranks there are.
+        kind: ``"depthwise"``; ``"separable"``, depthwise and then a linear map of the channels; ``"standard"``.
+        heads: how many kernels there are, one for each head; None for one they share.
+
+    Shape:
+        weight ``(d, 1, k)``, or ``(d, d, k)`` if standard; ``(heads, ...)`` if heads have their own.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        k: int,
+        kind: Kind = "depthwise",
+        *,
+        heads: int | None = None,
+        init: Literal["default", "preserving"] = "default",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.one_of("kernel", kind, ("depthwise", "separable", "standard"))
+        checks.one_of("kernel_init", init, ("default", "preserving"))
+        checks.whole("k", k, 1)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.kind, self.init = kind, init
+        lead = () if heads is None else (heads,)
+        per_group = channels if kind == "standard" else 1
+        self.weight = nn.Parameter(torch.empty(*lead, channels, per_group, k, **factory))
+        self.pointwise = Pointwise(channels, heads, **factory) if kind == "separable" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Go back to where it started."""
+        if self.kind == "depthwise" or self.init == "preserving":
+            nn.init.ones_(self.weight)
+        else:
+            bound = 1 / math.sqrt(self.weight.shape[-2] * self.weight.shape[-1])
+            nn.init.uniform_(self.weight, -bound, bound)
+        if self.init == "preserving":
+            eye = torch.eye(self.weight.shape[-3], device=self.weight.device, dtype=self.weight.dtype)
+            with torch.no_grad():
+                if self.kind == "standard":
+                    self.weight.copy_(eye[..., None].expand_as(self.weight))
+                if self.pointwise is not None:
+                    self.pointwise.weight.copy_(eye.expand_as(self.pointwise.weight))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Run the operator with this kernel: ``(..., H, N, d)``."""
+        if self.weight.ndim == 4:
+            combined = {name: options.pop(name) for name in ("weighting", "dropout_p")}
+            found = functional.nearest(query, key, **options)
+            return self.combine(value, found, **combined, backend=options["backend"])
+        output = functional.convnn(query, key, value, self.weight, **options)
+        return output if self.pointwise is None else self.pointwise(output)
+
+    def combine(self, value: Tensor, found: Neighbors, **options: Any) -> Tensor:
+        """Combine neighbours that were found already."""
+        if self.weight.ndim == 3:
+            output = functional.aggregate(value, found, self.weight, **options)
+        else:
+            heads = zip(value.unbind(-3), found.scores.unbind(-3), found.index.unbind(-3), self.weight, strict=True)
+            parts = [functional.aggregate(v, Neighbors(s, i), w, **options) for v, s, i, w in heads]
+            output = torch.stack(parts, -3)
+        return output if self.pointwise is None else self.pointwise(output)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"{self.kind}, {tuple(self.weight.shape)}"
+
+
+class Pointwise(nn.Module):
+    """A linear map of the channels of a head, one for all or one for each.
+
+    Shape:
+        weight ``(d, d)`` or ``(heads, d, d)``.
+    """
+
+    def __init__(self, channels: int, heads: int | None, **factory: Any) -> None:
+        super().__init__()
+        lead = () if heads is None else (heads,)
+        self.weight = nn.Parameter(torch.empty(*lead, channels, channels, **factory))
+        nn.init.uniform_(self.weight, -1 / math.sqrt(channels), 1 / math.sqrt(channels))
+
+    def forward(self, tokens: Tensor) -> Tensor:  # noqa: D102
+        return tokens @ self.weight.mT

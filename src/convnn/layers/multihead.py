@@ -1,0 +1,204 @@
+"""ConvNN in the place of torch's multi-head attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from convnn import checks, functional
+from convnn.backends import Backend
+from convnn.candidates import Candidates, Cells
+from convnn.layers import shapes
+from convnn.layers.configurable import Configurable
+from convnn.layers.kernel import Kernel, Kind
+from convnn.masks import Mask
+from convnn.names import resolve
+from convnn.search import SelfScore
+from convnn.similarity import SIMILARITIES, Similarity
+from convnn.weighting import WEIGHTINGS, Weigh, Weighting
+
+
+class MultiheadConvNN(Configurable, nn.MultiheadAttention):
+    """Attention to the k nearest keys, with the constructor, parameters and call of torch's multi-head attention.
+
+    It works inside torch's transformer layers and switches off their fast path, which would compute plain attention
+    without asking. Where no key may be chosen the output is the bias of ``out_proj``; torch's is NaN.
+
+    Args:
+        k: how many neighbours, or ``"all"``, which is torch's layer.
+        kernel: None, or ``"depthwise"``, ``"separable"``, ``"standard"`` for a kernel shared by the heads.
+        similarity, weighting, candidates, mask, backend: as in the operator. Beside candidates a token is its own first
+            neighbour where ``key`` is the same tensor as ``query``, with a score as ``self_score`` says.
+
+    Example:
+        >>> layer = MultiheadConvNN(32, 4, k=9, batch_first=True)
+        >>> x = torch.randn(2, 50, 32)
+        >>> output, weights = layer(x, x, x)
+        >>> output.shape, weights.shape
+        (torch.Size([2, 50, 32]), torch.Size([2, 50, 50]))
+    """
+
+    def __init__(  # noqa: PLR0917 - the arguments of torch's layer, in its order
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        k: int | Literal["all"] = "all",
+        kernel: Kind | None = None,
+        similarity: Similarity | str = "scaled_dot",
+        weighting: Weighting | str = "softmax",
+        candidates: Tensor | Candidates | None = None,
+        self_score: SelfScore = "true",
+        mask: Mask | str | Sequence[Mask | str] | None = None,
+        backend: str | Backend = "auto",
+    ) -> None:
+        shapes.divides("embed_dim", embed_dim, num_heads, "num_heads")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, **factory
+        )
+        # Torch's encoder asks for this before it takes its fast path, which knows nothing of neighbours.
+        self._qkv_same_embed_dim = False
+        if kernel is not None and isinstance(k, str):
+            raise ValueError(f"a kernel has a size and k={k!r} has none: give k as a number, or kernel=None")
+        checks.one_of("self_score", self_score, ("true", "one"))
+        self.k, self.self_score, self.backend = k, self_score, backend
+        self.similarity = resolve("similarity", similarity, SIMILARITIES)
+        self.weighting = resolve("weighting", weighting, WEIGHTINGS)
+        self.mask, self.candidates = shapes.Kept(mask), shapes.kept(candidates)
+        self.kernel = None if kernel is None else Kernel(self.head_dim, k, kernel, **factory)  # type: ignore[arg-type]
+
+    def _reset_parameters(self) -> None:
+        weights = [self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        for weight in weights:
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.constant_(self.in_proj_bias, 0.0)
+            nn.init.constant_(self.out_proj.bias, 0.0)
+        for added in (self.bias_k, self.bias_v):
+            if added is not None:
+                nn.init.xavier_normal_(added)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"{self.embed_dim}, {self.num_heads}, k={self.k}, batch_first={self.batch_first}"
+
+    def forward(  # noqa: PLR0917 - likewise
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend as torch's layer does: in its masks, True means that a key may *not* be chosen.
+
+        ``is_causal`` without a mask is the causal mask; with one it is a hint, as in torch.
+        """
+        _check(query, key, value)
+        batched, own = query.ndim == 3, query is key
+        if not batched:
+            query, key, value = query[None], key[None], value[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (tokens.transpose(0, 1) for tokens in (query, key, value))
+        q, x, v = self._projected(query, key, value)  # (B, H, N or M, d)
+        options = self._options(x, own) | {
+            "mask": self._masks(attn_mask, key_padding_mask, is_causal, q.shape[0], x.shape[-2]) or None
+        }
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            output, weights = self._with_weights(q, x, v, options, dropout)
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            run = functional.convnn if self.kernel is None else self.kernel
+            output = run(q, x, v, weighting=self.weighting, dropout_p=dropout, **options)
+        output = self.out_proj(output.transpose(1, 2).flatten(-2))  # (B, N, embed_dim)
+        if not batched:
+            return output[0], None if weights is None else weights[0]
+        return (output if self.batch_first else output.transpose(0, 1)), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Each head's queries, keys and values, with the additions to keys and values torch offers."""
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        parts = [F.linear(*each) for each in zip((query, key, value), weights, biases, strict=True)]
+        for number, added in ((1, self.bias_k), (2, self.bias_v)):
+            if added is not None:
+                parts[number] = torch.cat([parts[number], added.expand(query.shape[0], -1, -1)], 1)
+        if self.add_zero_attn:
+            parts[1:] = [F.pad(part, (0, 0, 0, 1)) for part in parts[1:]]
+        return [part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts]
+
+    def _options(self, key: Tensor, own: bool) -> dict[str, Any]:
+        options: dict[str, Any] = {"k": self.k, "similarity": self.similarity, "backend": self.backend}
+        if self.candidates is not None:
+            options["candidates"] = self.candidates(key.shape[:-2], Cells((key.shape[-2],)), key.device)
+            if own:
+                added = (self.bias_k is not None) + self.add_zero_attn
+                options["self_index"] = torch.arange(key.shape[-2] - added, device=key.device)
+                options["self_score"] = self.self_score
+        return options
+
+    def _masks(
+        self, attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool, batch: int, keys: int
+    ) -> list[Any]:
+        """Torch's masks as the operator's: True may be chosen, and the added keys are open to all."""
+        masks = self.mask.all()
+        if attn_mask is not None:
+            whole = attn_mask.unflatten(0, (batch, self.num_heads)) if attn_mask.ndim == 3 else attn_mask
+            masks.append(_open(whole, keys))
+        elif is_causal:
+            masks.append("causal")
+        if padding is not None:
+            masks.append(_open(padding[:, None, None, :], keys))
+        return masks
+
+    def _with_weights(
+        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        """The output, and the weights of all M keys, 0 for who is no neighbour."""
+        found = functional.nearest(query, key, **options)
+        weights = Weigh(self.weighting, dropout)(found.scores, found.filled)
+        combine = functional.aggregate if self.kernel is None else self.kernel.combine
+        output = combine(value, found, weighting=lambda scores, filled: weights, backend=self.backend)  # noqa: ARG005
+        whole = weights.new_zeros(*weights.shape[:-1], key.shape[-2])
+        return output, whole.scatter_add(-1, found.index.clamp(min=0), weights).to(output.dtype)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if query.is_nested:
+        raise ValueError("nested tensors are not supported: build the encoder with enable_nested_tensor=False")
+    if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
+        came = ", ".join(str(tuple(tokens.shape)) for tokens in (query, key, value))
+        raise ValueError(f"query, key and value must all have 3 dimensions, or 2 without a batch, got {came}")
+
+
+def _open(mask: Tensor, keys: int) -> Tensor:
+    """Turn a mask of torch's layer round, and open the keys behind its own."""
+    added = keys - mask.shape[-1]
+    if mask.dtype == torch.bool:
+        return F.pad(~mask, (0, added), value=True) if added else ~mask
+    if not mask.is_floating_point():
+        raise ValueError(f"a mask must be bool, True where a key may not be chosen, or float, got {mask.dtype}")
+    return F.pad(mask, (0, added)) if added else mask

@@ -1,0 +1,91 @@
+"""What layers on maps require of their arguments, and what they keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convnn import checks
+from convnn.candidates import Candidates, Cells
+from convnn.masks import MASKS, Mask
+from convnn.names import resolve
+
+
+def each(name: str, number: int | Sequence[int], axes: int, least: int = 1) -> tuple[int, ...]:
+    """One number for every axis."""
+    numbers = (number,) * axes if isinstance(number, int) else tuple(number)
+    if len(numbers) != axes:
+        raise ValueError(f"{name} must be a number or {axes} of them, got {number!r}")
+    for one in numbers:
+        checks.whole(name, one, least)
+    return numbers
+
+
+def ends(
+    padding: int | Sequence[int] | str, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """How many cells of padding stand before and after, for every axis."""
+    if not isinstance(padding, str):
+        return tuple((amount, amount) for amount in each("padding", padding, len(kernel), least=0))
+    checks.one_of("padding", padding, ("same", "valid"))
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
+    if any(s != 1 for s in stride):
+        raise ValueError(f"padding='same' is for a stride of 1, got {tuple(stride)}")
+    totals = [d * (r - 1) for d, r in zip(dilation, kernel, strict=True)]
+    return tuple((total // 2, total - total // 2) for total in totals)
+
+
+def divides(name: str, channels: int, parts: int, of: str) -> None:
+    """Require channels that can be split."""
+    if channels % parts:
+        raise ValueError(f"{name} must be a multiple of {of}, {parts}, got {channels}")
+
+
+class Kept(nn.Module):
+    """Masks a layer was given: tensors go where the layer goes, modules learn with it, rules stay what they are."""
+
+    def __init__(self, given: Mask | str | Sequence[Mask | str] | None) -> None:
+        super().__init__()
+        several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
+        self.count = len(several)
+        for number, mask in enumerate(several):
+            if isinstance(mask, Tensor):
+                self.register_buffer(f"mask{number}", mask, persistent=False)
+            else:
+                setattr(self, f"mask{number}", resolve("mask", mask, MASKS))
+
+    def all(self) -> list[Any]:
+        """The masks."""
+        return [getattr(self, f"mask{number}") for number in range(self.count)]
+
+
+class Given(nn.Module):
+    """Candidates that were given as an index, which goes where the layer goes."""
+
+    def __init__(self, index: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, lead: torch.Size, cells: Cells, device: torch.device) -> Tensor:  # noqa: ARG002, D102
+        return self.index  # type: ignore[return-value]
+
+
+def kept(candidates: Tensor | Candidates | None) -> Candidates | None:
+    """Candidates as a layer keeps them."""
+    if isinstance(candidates, Tensor):
+        return Given(candidates)
+    if candidates is not None and not callable(candidates):
+        raise TypeError(f"candidates must be None, an index or a callable, got {candidates!r}")
+    return candidates
+
+
+def laid_out_like(given: Tensor, output: Tensor) -> Tensor:
+    """Lay the output out in memory as torch's convolutions do: channels last where the input was."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(given.ndim)
+    if last is not None and not given.is_contiguous() and given.is_contiguous(memory_format=last):
+        return output.contiguous(memory_format=last)
+    return output.contiguous()
