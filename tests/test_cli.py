@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from convnn.backends import BACKENDS
 from convnn_lab import cli, verify
+from convnn_lab.verify.drawing import Problem
+from convnn_lab.verify.rows import Comparison
 
 
 def test_help_imports_no_torch() -> None:
@@ -26,31 +32,90 @@ def test_help_imports_no_torch() -> None:
 
 def test_verify_prints_a_table_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "table.json"
-    assert cli.main(["verify", "--cases", "2", "--seed", "5", "--json", str(target)]) == cli.HOLDS
+    assert cli.main(["verify", "--cases", "1", "--seed", "5", "--json", str(target)]) == cli.HOLDS
     printed = capsys.readouterr().out
     written = json.loads(target.read_text())
     assert written["holds"] is True
-    assert (written["cases"], written["seed"]) == (2, 5)
-    assert [row["peer"] for row in written["rows"]] == [peer for _, peer in verify.COMPARISONS]
+    assert (written["cases"], written["seed"]) == (1, 5)
+    assert [row["peer"] for row in written["rows"]] == [comparison.peer for comparison in verify.COMPARISONS]
     for row in written["rows"]:
-        assert row["cases"] == 4
+        assert row["cases"] >= 2
         assert 0 <= row["largest_difference"] <= written["tolerance"]
+        assert row["holds"] is True
+        assert row["arguments"].endswith("seed 5")
         assert row["peer"] in printed
+    assert f"{sum(row['cases'] for row in written['rows'])} random cases, all equal within 1e-12" in printed
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_verify_ends_with_1_where_something_differs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(backend: str) -> tuple[torch.Tensor, torch.Tensor]:
-        ours, theirs = verify.attention(backend)
-        return (ours * torch.nan, theirs) if backend == "chunked" else (ours, theirs)
+def test_by_default_there_are_many_cases() -> None:
+    assert verify.count(cli.Verify().cases) >= 600
+    assert verify.count(1) == sum(len(comparison.backends) for comparison in verify.COMPARISONS)
 
-    monkeypatch.setattr(verify, "COMPARISONS", {("broken", "attention"): broken})
-    assert cli.main(["verify", "--cases", "3", "--seed", "7"]) == cli.FAILS
+
+def test_every_backend_is_in_the_table() -> None:
+    for comparison in verify.COMPARISONS:
+        ours = set(comparison.backends)
+        assert ours >= set(BACKENDS) - {"reference"}, comparison.peer
+
+
+def given(error: float | Exception | None, backend: str = "chunked") -> Comparison:
+    """A comparison of a random number with itself, but for what goes wrong on one backend."""
+
+    def case() -> Problem:
+        number = torch.rand(3)
+
+        def ours(run: Any) -> Tensor:
+            if isinstance(error, Exception) and run == backend:
+                raise error
+            return number + (error if isinstance(error, float) and run == backend else 0.0)
+
+        return Problem(ours, lambda: number, f"number({number[0]:.6f}, [3])")
+
+    return Comparison("a number", "itself", case)
+
+
+@pytest.mark.parametrize("error", [1e-11, -1e-11, float("nan"), float("inf")])
+def test_verify_ends_with_1_where_something_differs(
+    error: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "table.json"
+    monkeypatch.setattr(verify, "COMPARISONS", (given(0.0), given(error)))
+    assert cli.main(["verify", "--cases", "3", "--seed", "7", "--json", str(target)]) == cli.FAILS
     printed = capsys.readouterr().out
     assert "DIFFERS" in printed
-    assert "attention differs by nan at backend chunked, --seed 7 --cases 1" in printed
+    assert "1 of 2 rows fail" in printed
+    good, bad = json.loads(target.read_text())["rows"]
+    assert good["holds"]
+    assert not bad["holds"]
+    # The seed that is printed draws the same case again.
+    assert bad["arguments"] in printed
+    assert bad["worst"] in printed
+    seed = re.search(r"backend chunked, --seed (\d+) --cases 1", printed)
+    assert seed is not None
+    assert cli.main(["verify", "--cases", "1", "--seed", seed[1]]) == cli.FAILS
+    assert bad["arguments"] in capsys.readouterr().out
+
+
+def test_a_nan_is_worse_than_any_difference_and_an_error_worse_than_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = iter([1.0, float("nan"), 2.0, 3.0])
+
+    def case() -> Problem:
+        number = next(numbers)
+        return Problem(lambda run: torch.tensor([number]), lambda: torch.tensor([0.0]), str(number))  # noqa: ARG005
+
+    monkeypatch.setattr(verify, "COMPARISONS", (Comparison("a number", "0", case),))
+    assert verify.compare(4, 0)[0].arguments.startswith("nan, backend")
+    monkeypatch.setattr(verify, "COMPARISONS", (given(ValueError("[no] such thing")), given(0.0)))
+    assert cli.main(["verify", "--cases", "2"]) == cli.FAILS
+    printed = capsys.readouterr().out
+    assert "FAILS" in printed
+    assert "itself fails at backend chunked, --seed 0 --cases 1" in printed
+    assert "ValueError: [no] such thing" in printed
+    assert "number(" in printed
+    assert "equal" in printed
 
 
 WRONG = {

@@ -17,7 +17,7 @@ HOLDS, FAILS, MISUSED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Verify:
-    """Compare the operator with torch's own convolution and attention."""
+    """Compare the operator and its layers with torch's own convolutions and attention."""
 
     cases: int = 20
     """random cases per row"""
