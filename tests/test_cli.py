@@ -6,16 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from convnn.backends import BACKENDS
 from convnn_lab import cli, verify
-from convnn_lab.verify.drawing import Problem
+from convnn_lab.verify.drawing import Answer, Problem
 from convnn_lab.verify.rows import Comparison
 
 
@@ -35,6 +38,7 @@ def test_verify_prints_a_table_and_writes_it(tmp_path: Path, capsys: pytest.Capt
     assert cli.main(["verify", "--cases", "1", "--seed", "5", "--json", str(target)]) == cli.HOLDS
     printed = capsys.readouterr().out
     written = json.loads(target.read_text())
+    assert "\x1b" not in printed  # no bar where there is no terminal
     assert written["holds"] is True
     assert (written["cases"], written["seed"]) == (1, 5)
     assert [row["peer"] for row in written["rows"]] == [comparison.peer for comparison in verify.COMPARISONS]
@@ -46,6 +50,36 @@ def test_verify_prints_a_table_and_writes_it(tmp_path: Path, capsys: pytest.Capt
         assert row["peer"] in printed
     assert f"{sum(row['cases'] for row in written['rows'])} random cases, all equal within 1e-12" in printed
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_verify_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "COMPARISONS", (given(ValueError("broken")),))
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        verify.compare(1, 0)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_bar_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(verify, "COMPARISONS", (given(0.0),))
+    monkeypatch.setattr(verify, "Console", partial(Console, force_terminal=True, color_system=None))
+    verify.compare(3, 0)
+    assert f"{verify.count(3)}/{verify.count(3)}" in capsys.readouterr().out
+
+
+def test_a_wrong_backend_is_found_in_every_row_that_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row lets torch's own convolution stand for the search."""
+    right = BACKENDS["chunked"]
+    wrong = replace(right, aggregate=lambda *given: right.aggregate(*given) + 1e-9, fused=None)
+    monkeypatch.setitem(BACKENDS, "chunked", wrong)
+    rows = verify.compare(1, 0)
+    assert {row.peer for row in rows if row.holds} == {"Conv, 1x1"}  # the hybrid without a search
+    assert all(row.worst.startswith("backend chunked, ") for row in rows if not row.holds)
+    assert all(row.error is None for row in rows)
 
 
 def test_by_default_there_are_many_cases() -> None:
@@ -85,7 +119,7 @@ def test_verify_ends_with_1_where_something_differs(
     printed = capsys.readouterr().out
     assert "DIFFERS" in printed
     assert "1 of 2 rows fail" in printed
-    good, bad = json.loads(target.read_text())["rows"]
+    good, bad = json.loads(target.read_text(), parse_constant=pytest.fail)["rows"]  # a NaN is no JSON
     assert good["holds"]
     assert not bad["holds"]
     # The seed that is printed draws the same case again.
@@ -95,6 +129,23 @@ def test_verify_ends_with_1_where_something_differs(
     assert seed is not None
     assert cli.main(["verify", "--cases", "1", "--seed", seed[1]]) == cli.FAILS
     assert bad["arguments"] in capsys.readouterr().out
+
+
+def test_the_seed_that_is_printed_draws_the_case_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def case() -> Problem:
+        number = torch.rand(1)
+        gap = 1.0 if number < 0.2 else 0.0
+        return Problem(lambda _: number + gap, lambda: number, f"number({number.item()}, {'long, ' * 30})")
+
+    monkeypatch.setattr(verify, "COMPARISONS", (Comparison("rarely", "wrong", case),))
+    assert cli.main(["verify", "--cases", "30"]) == cli.FAILS
+    place, arguments = capsys.readouterr().out.splitlines()[-3:-1]
+    seed = place.split("--seed ")[1].removesuffix(" --cases 1")
+    assert seed != "0"
+    assert cli.main(["verify", "--cases", "1", "--seed", seed]) == cli.FAILS
+    assert capsys.readouterr().out.splitlines()[-3:-1] == [place, arguments]
 
 
 def test_a_nan_is_worse_than_any_difference_and_an_error_worse_than_both(
@@ -108,6 +159,10 @@ def test_a_nan_is_worse_than_any_difference_and_an_error_worse_than_both(
 
     monkeypatch.setattr(verify, "COMPARISONS", (Comparison("a number", "0", case),))
     assert verify.compare(4, 0)[0].arguments.startswith("nan, backend")
+    nan, failing = fixed(torch.tensor([torch.nan]), torch.zeros(1)).case(), given(ValueError("later")).case()
+    problems = iter([nan, failing, nan])
+    monkeypatch.setattr(verify, "COMPARISONS", (Comparison("a number", "0", problems.__next__),))
+    assert verify.compare(3, 0)[0].error == "ValueError: later"
     monkeypatch.setattr(verify, "COMPARISONS", (given(ValueError("[no] such thing")), given(0.0)))
     assert cli.main(["verify", "--cases", "2"]) == cli.FAILS
     printed = capsys.readouterr().out
@@ -116,6 +171,48 @@ def test_a_nan_is_worse_than_any_difference_and_an_error_worse_than_both(
     assert "ValueError: [no] such thing" in printed
     assert "number(" in printed
     assert "equal" in printed
+
+
+def fixed(ours: Answer, theirs: Answer, *, relative: bool = False) -> Comparison:
+    """A comparison of two answers that are known."""
+    return Comparison("ours", "theirs", lambda: Problem(lambda _: ours, lambda: theirs, "known", relative))
+
+
+def test_answers_of_another_shape_or_type_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones = torch.ones(3, dtype=torch.float64)
+    for other in (ones[None], ones.float(), (ones, ones)):
+        monkeypatch.setattr(verify, "COMPARISONS", (fixed(other, ones),))
+        (row,) = verify.compare(1, 0)
+        assert not row.holds
+        assert (row.verdict, str(row.error)[:10]) == ("FAILS", "ValueError")
+
+
+def test_a_difference_counts_by_size_only_where_a_case_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = (torch.full((2,), size, dtype=torch.float64) for size in (1e4, 1e-4))
+    both = (
+        fixed(large + 1e-10, large),
+        fixed(large + 1e-10, large, relative=True),
+        fixed(small + 1e-13, small, relative=True),
+    )
+    monkeypatch.setattr(verify, "COMPARISONS", both)
+    assert [row.holds for row in verify.compare(1, 0)] == [False, True, True]
+
+
+def test_a_case_that_cannot_be_drawn_fails_with_its_seed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def case() -> Problem:
+        raise RuntimeError("no such size")
+
+    target = tmp_path / "table.json"
+    monkeypatch.setattr(verify, "COMPARISONS", (Comparison("nothing", "nothing", case), given(0.0)))
+    assert cli.main(["verify", "--cases", "2", "--seed", "4", "--json", str(target)]) == cli.FAILS
+    printed = capsys.readouterr().out
+    assert "nothing fails at backend chunked, --seed 4 --cases 1" in printed
+    assert "RuntimeError: no such size" in printed
+    bad, good = json.loads(target.read_text(), parse_constant=pytest.fail)["rows"]
+    assert (bad["holds"], bad["largest_difference"], bad["error"]) == (False, None, "RuntimeError: no such size")
+    assert (good["holds"], good["error"]) == (True, None)
 
 
 WRONG = {

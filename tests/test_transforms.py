@@ -104,7 +104,7 @@ def test_descriptors_and_a_relative_bias_compile(name: str, k: Any) -> None:
 
 
 def test_a_learned_blend_and_patches_compile() -> None:
-    blend = Blend(0.4, learned=True)
+    blend: Any = Blend(0.4, learned=True)
 
     def search(x: Tensor, raw: Tensor) -> Tensor:
         described = blend.descriptor(x, pixels((3, 4)))

@@ -140,7 +140,11 @@ def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:
             raise ValueError(f"the mask is for {mask.sizes} queries and keys, got {(n_queries, n_keys)}")
         return mask
     if not isinstance(mask, Tensor):
-        return resolve("mask", mask, MASKS)
+        rule = resolve("mask", mask, MASKS)
+        sizes = getattr(rule, "sizes", None)
+        if sizes is not None and sizes != (n_queries, n_keys):
+            raise ValueError(f"the mask is for {sizes} queries and keys, got {(n_queries, n_keys)}")
+        return rule
     checks.same_device(query=query, mask=mask)
     return checks.mask_tensor(mask, n_queries, n_keys)
 

@@ -38,8 +38,6 @@ class Blend(nn.Module):
         tensor([[ 0,  1,  2,  7,  8,  9, 14, 15, 16]])
     """
 
-    raw: Tensor
-
     def __init__(
         self,
         share: float,
@@ -57,21 +55,20 @@ class Blend(nn.Module):
         self.axes, self.learns, self.start = axes, learned, float(share)
         self.space = resolve("similarity", space, SIMILARITIES)
         self.features = resolve("similarity", features, SIMILARITIES)
-        raw = torch.empty((), device=device)
-        if learned:
-            self.raw = nn.Parameter(raw)
-        else:
-            # A choice, not something learned: a convolution's weights load beside it.
-            self.register_buffer("raw", raw, persistent=False)
+        # A fixed share is a choice, not something learned: a convolution's weights load beside it.
+        self.raw = nn.Parameter(torch.empty((), device=device)) if learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Go back to where it started."""
-        nn.init.constant_(self.raw, self.start)
+        if self.raw is not None:
+            nn.init.constant_(self.raw, self.start)
 
     @property
-    def share(self) -> Tensor:
-        """b, as it is now."""
+    def share(self) -> Tensor | float:
+        """b, as it is now; a fixed one can be set by ``start``."""
+        if self.raw is None:
+            return self.start
         # Beyond an end the value stays there and the gradient still passes, so that it can come back.
         return self.raw.detach().clamp(0, 1) + (self.raw - self.raw.detach())
 
@@ -90,16 +87,17 @@ class Blend(nn.Module):
     def forward(self, query: Tensor, key: Tensor) -> Tensor:  # noqa: D102
         if query.shape[-1] <= self.axes:
             raise ValueError(f"a blend compares {self.axes} coordinates and features, got {query.shape[-1]} channels")
-        share = self.share.to(query.dtype)
-        space = self.space(query[..., : self.axes], key[..., : self.axes])
-        features = self.features(query[..., self.axes :], key[..., self.axes :])
-        if self.learns:
-            return (1 - share) * space + share * features
-        # A part that does not count is not seen, whatever it is: 0 times infinity is no number.
-        near, alike = (
-            torch.where(part == 0, 0.0, part * score) for part, score in ((1 - share, space), (share, features))
-        )
-        return near + alike
+        share = self.share.to(query.dtype) if isinstance(self.share, Tensor) else self.share
+        # Of a fixed share of nothing, nothing is seen: 0 times infinity is no number.
+        parts = [
+            part * similarity(query[..., channels], key[..., channels])
+            for part, similarity, channels in (
+                (1 - share, self.space, slice(self.axes)),
+                (share, self.features, slice(self.axes, None)),
+            )
+            if isinstance(part, Tensor) or part != 0
+        ]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.start}, axes={self.axes}, learned={self.learns}"

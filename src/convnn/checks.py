@@ -157,7 +157,7 @@ def probability(dropout_p: float) -> None:
 
 def whole(name: str, number: int, least: int) -> None:
     """Require a whole number that is large enough."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+    if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt, Integral)) or number < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from math import prod
 from operator import or_
 from typing import TypeAlias
 
@@ -53,6 +54,9 @@ Mask: TypeAlias = Tensor | Entry | Lookup
 class Rule:
     """A rule that says True or False, and combines with others by ``&``, ``|`` and ``~``.
 
+    Args:
+        sizes: N and M, where the rule is for so many queries and keys only.
+
     Example:
         >>> near_past = window(2) & causal
         >>> near_past(torch.arange(4)[:, None], torch.arange(4)[None, :]).int()
@@ -63,19 +67,24 @@ class Rule:
     """
 
     entry: Entry
+    sizes: tuple[int, int] | None = None
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         """Say for which queries i and keys j it holds."""
         return _truth(self.entry, i, j)
 
     def __and__(self, other: Entry) -> Rule:
-        return Rule(partial(_both, one=self, other=other))
+        return Rule(partial(_both, one=self, other=other), _sizes(self, other))
 
     def __or__(self, other: Entry) -> Rule:
-        return Rule(partial(_either, one=self, other=other))
+        return Rule(partial(_either, one=self, other=other), _sizes(self, other))
 
     def __invert__(self) -> Rule:
-        return Rule(partial(_not, one=self))
+        return Rule(partial(_not, one=self), self.sizes)
+
+
+def _sizes(*rules: Entry) -> tuple[int, int] | None:
+    return next((rule.sizes for rule in rules if isinstance(rule, Rule) and rule.sizes is not None), None)
 
 
 def _truth(entry: Entry, i: Tensor, j: Tensor) -> Tensor:
@@ -204,7 +213,7 @@ def neighborhood(size: Sequence[int], kernel_size: int | Sequence[int]) -> Rule:
     sides = (kernel_size,) * len(size) if isinstance(kernel_size, int) else tuple(kernel_size)
     if len(sides) != len(size) or any(r % 2 == 0 or not 1 <= r <= n for r, n in zip(sides, size, strict=True)):
         raise ValueError(f"a window must have odd sides within the map of {tuple(size)}, got {kernel_size}")
-    return Rule(partial(_around, size=tuple(size), sides=sides))
+    return Rule(partial(_around, size=tuple(size), sides=sides), (prod(size), prod(size)))
 
 
 MASKS: dict[str, Rule] = {"causal": causal}

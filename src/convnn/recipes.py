@@ -31,12 +31,11 @@ def from_conv(module: nn.Module, **options: Any) -> ConvNN1d | ConvNN2d | ConvNN
     given = {name: getattr(module, name) for name in names}
     weight: Any = module.weight
     where = {"device": weight.device, "dtype": weight.dtype, "bias": module.bias is not None}
-    layer = kinds[type(module)](**given, **where, **options)
-    if layer.weight.shape != weight.shape:
-        taps = weight[0, 0].numel()
-        raise ValueError(f"the kernel of the convolution has {taps} taps, so k must be {taps} or None, got {layer.k}")
-    layer.load_state_dict(module.state_dict(), strict=False)
-    return layer.train(module.training)
+    layer = kinds[type(module)](**{**given, **where, **options})
+    if layer.weight.shape != weight.shape or layer.projected:
+        came = f"one of {tuple(layer.weight.shape)}" + (" behind a projection" if layer.projected else "")
+        raise ValueError(f"the layer must have the convolution's kernel of {tuple(weight.shape)}, got {came}")
+    return _copied(module, layer)
 
 
 def from_attention(module: nn.MultiheadAttention, **options: Any) -> MultiheadConvNN:
@@ -56,8 +55,15 @@ def from_attention(module: nn.MultiheadAttention, **options: Any) -> MultiheadCo
     given = {name: getattr(module, name) for name in names}
     given |= {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
     weight = module.out_proj.weight
-    layer = MultiheadConvNN(**given, device=weight.device, dtype=weight.dtype, **options)
+    return _copied(module, MultiheadConvNN(**{**given, "device": weight.device, "dtype": weight.dtype, **options}))
+
+
+def _copied(module: nn.Module, layer: Any) -> Any:
+    """Give a layer the parameters of a module: their numbers, whether they learn, and its mode."""
     layer.load_state_dict(module.state_dict(), strict=False)
+    own = dict(layer.named_parameters())
+    for name, parameter in module.named_parameters():
+        own[name].requires_grad_(parameter.requires_grad)
     return layer.train(module.training)
 
 
@@ -73,13 +79,13 @@ def kvt(dim: int, num_heads: int = 8, *, k: int, **options: Any) -> ConvNNAttent
 
 def causal(dim: int, num_heads: int = 8, **options: Any) -> ConvNNAttention:
     r"""Self-attention to j ≤ i."""
-    return self_attention(dim, num_heads, mask="causal", **options)
+    return self_attention(dim, num_heads, **_masked("causal", options))
 
 
 def local(dim: int, num_heads: int = 1, *, window: int = 128, **options: Any) -> ConvNNAttention:
     r"""Self-attention to :math:`|i - j| \le w`, in heads of 64 channels whose queries and keys are turned by place."""
     defaults = {"attn_head_dim": 64, "position": rotary, "proj_bias": False}
-    return self_attention(dim, num_heads, mask=masks.window(window), **{**defaults, **options})
+    return self_attention(dim, num_heads, **_masked(masks.window(window), {**defaults, **options}))
 
 
 def sparse(
@@ -98,7 +104,7 @@ def sparse(
     }
     if pattern not in patterns:
         raise ValueError(f"pattern must be one of {', '.join(map(repr, patterns))}, got {pattern!r}")
-    return self_attention(dim, num_heads, mask=patterns[pattern](), **options)
+    return self_attention(dim, num_heads, **_masked(patterns[pattern](), options))
 
 
 def bigbird(
@@ -114,22 +120,31 @@ def bigbird(
 ) -> ConvNNAttention:
     r"""BigBird: a window, tokens that see and are seen by all, and random keys out of the first ``keys``."""
     rule = masks.bigbird(window, globals, random, keys=keys, seed=seed)
-    return self_attention(dim, num_heads, mask=rule, **options)
+    return self_attention(dim, num_heads, **_masked(rule, options))
 
 
 def neighborhood(
     dim: int, num_heads: int = 8, *, size: Sequence[int], kernel_size: int | Sequence[int], **options: Any
 ) -> ConvNNAttention:
     """Neighbourhood attention: to the window around a cell, moved inwards at the border of the map."""
-    return self_attention(dim, num_heads, mask=masks.neighborhood(size, kernel_size), **options)
+    return self_attention(dim, num_heads, **_masked(masks.neighborhood(size, kernel_size), options))
+
+
+def _masked(mask: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Options with one more mask."""
+    others = options.get("mask")
+    several = list(others) if isinstance(others, (list, tuple)) else [] if others is None else [others]
+    return {**options, "mask": [mask, *several]}
 
 
 def depthwise_separable(
     in_channels: int, out_channels: int, kernel_size: int | Sequence[int], *, axes: int = 2, **options: Any
 ) -> nn.Sequential:
     r"""A kernel for each channel, then a 1x1 convolution: :math:`y_o = \sum_c P_{oc} \sum_k W_{ck} x_{c,k}`."""
-    kinds: Any = (ConvNN1d, ConvNN2d, ConvNN3d)
-    layer, bias = kinds[axes - 1], options.pop("bias", True)
+    kinds: Any = {1: ConvNN1d, 2: ConvNN2d, 3: ConvNN3d}
+    if axes not in kinds:
+        raise ValueError(f"axes must be 1, 2 or 3, got {axes}")
+    layer, bias = kinds[axes], options.pop("bias", True)
     factory = {name: options[name] for name in ("device", "dtype") if name in options}
     first = layer(in_channels, in_channels, kernel_size, groups=in_channels, bias=False, **options)
     return nn.Sequential(first, layer(in_channels, out_channels, 1, bias=bias, **factory))

@@ -216,18 +216,20 @@ def test_a_learned_share_gets_its_gradient(backend: str, k: Any) -> None:
     described = blend.descriptor(x, pixels(size))
 
     def run(raw: Tensor) -> Tensor:
-        moved = Blend(0.4)
-        moved.raw = raw
+        moved = Blend(0.4, learned=True)
+        del moved.raw
+        moved.raw = raw  # type: ignore[assignment]
         return convnn(described, described, x, k=k, similarity=moved, backend=BACKENDS[backend])
 
     assert torch.autograd.gradcheck(run, (torch.tensor(0.4, dtype=torch.float64, requires_grad=True),))
     convnn(described, described, x, k=k, similarity=blend, backend=BACKENDS[backend]).square().sum().backward()
+    assert blend.raw is not None
     assert blend.raw.grad is not None
     assert blend.raw.grad != 0
 
 
 def test_a_learned_share_stays_a_share_and_can_come_back() -> None:
-    blend = Blend(1.0, learned=True)
+    blend: Any = Blend(1.0, learned=True)
     step = torch.optim.SGD(blend.parameters(), lr=1.0)
     (-blend.share).backward()
     step.step()
@@ -354,7 +356,7 @@ def test_the_impossible_is_refused() -> None:
 
 def test_a_share_is_a_share_however_far_its_parameter_went() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        blend = Blend(0.5, learned=True).to(dtype)
+        blend: Any = Blend(0.5, learned=True).to(dtype)
         for raw, share in ((5e4, 1.0), (-5e4, 0.0), (258.0, 1.0), (259.0, 1.0), (-3.0, 0.0), (0.25, 0.25)):
             blend.raw.data.fill_(raw)
             assert blend.share.item() == share

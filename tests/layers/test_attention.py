@@ -264,3 +264,82 @@ def test_the_impossible_is_refused() -> None:
         ConvNNAttention(12, 3, k=4)(torch.randn(2, 5, 12), key_padding_mask=torch.zeros(2, 5))
     with pytest.raises(ValueError, match="k must be from 1 to the number of keys, 5, got 9"):
         ConvNNAttention(12, 3, k=9)(torch.randn(2, 5, 12))
+
+
+def test_somebody_elses_projection_is_called_and_never_taken_apart() -> None:
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base, self.added = base, nn.Linear(base.in_features, base.out_features, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.added(x)
+
+    layer = ConvNNAttention(12, 3, k=4).double()
+    adapted: Any = Adapted(layer.qkv).double()
+    layer.qkv = adapted
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    torch.testing.assert_close(layer(x, context=x), layer(x))
+    layer(x, context=x).sum().backward()
+    assert adapted.added.weight.grad is not None
+    sparse = ConvNNAttention(12, 3, k=4, candidates=grid(5), self_score="one", subset="before").double()
+    plain = sparse(x)
+    sparse.qkv.register_forward_hook(lambda module, given, output: 2 * output)  # noqa: ARG005
+    doubled = ConvNNAttention(12, 3, k=4, candidates=grid(5), self_score="one").double()
+    doubled.load_state_dict(sparse.state_dict())
+    with torch.no_grad():
+        doubled.qkv.weight.mul_(2)
+    torch.testing.assert_close(sparse(x), doubled(x))
+    assert not torch.allclose(sparse(x), plain)
+
+
+def test_a_token_is_its_own_first_neighbour_also_where_all_are_candidates() -> None:
+    drawn = ConvNNAttention(12, 3, k=1, candidates=random(9)).double()
+    given = ConvNNAttention(12, 3, k=1, candidates=torch.arange(9)).double()
+    given.load_state_dict(drawn.state_dict())
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    torch.testing.assert_close(drawn(x), given(x))
+
+
+def test_linear_attention_keeps_its_range_in_half_types() -> None:
+    layer = LinearAttention(64, 2)
+    x = torch.randn(1, 4096, 64)
+    for dtype in (torch.float16, torch.bfloat16):
+        ours = LinearAttention(64, 2, dtype=dtype)
+        ours.load_state_dict(layer.state_dict())
+        exact = layer(x)
+        assert (ours(x.to(dtype)).float() - exact).abs().mean() < 0.05 * exact.std()
+    padding = torch.arange(10) > 6
+    broken = torch.randn(1, 10, 64).masked_fill(padding[:, None], torch.nan)
+    assert layer(broken, key_padding_mask=padding[None])[:, :7].isfinite().all()
+
+
+def test_a_mask_for_a_map_is_not_laid_over_other_tokens() -> None:
+    layer = recipes.neighborhood(16, 4, size=(3, 3), kernel_size=3)
+    with pytest.raises(ValueError, match=r"the mask is for \(9, 9\) queries and keys, got \(10, 10\)"):
+        layer(torch.randn(1, 10, 16))
+    both = recipes.neighborhood(16, 4, size=(3, 3), kernel_size=3, mask="causal")
+    assert both(torch.randn(1, 9, 16)).shape == (1, 9, 16)
+
+
+def test_norms_need_take_no_device_and_a_mask_may_be_a_parameter() -> None:
+    class Norm(nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.dim = dim
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    layer = ConvNNAttention(12, 3, k=4, qk_norm=True, norm_layer=Norm, mask=nn.Parameter(torch.zeros(9, 9)))
+    layer(torch.randn(1, 9, 12)).sum().backward()
+    assert dict(layer.named_parameters())["mask.mask0"].grad is not None
+    empty = ConvNNAttention(12, 3, k=4, kernel="separable", device="meta").to_empty(device="cpu")
+    for parameter in empty.parameters():
+        parameter.data.fill_(777.0)
+    for module in empty.modules():
+        getattr(module, "reset_parameters", lambda: None)()
+    assert not any((parameter == 777.0).any() for parameter in empty.parameters())
+    for options in ({"qk_dim": 0}, {"v_dim": -3}, {"out_dim": 0}):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+            ConvNNAttention(12, 3, k=4, **options)  # type: ignore[arg-type]

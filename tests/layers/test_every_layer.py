@@ -87,10 +87,10 @@ def test_gradients_reach_every_parameter(name: str) -> None:
     layer(x).square().sum().backward()
     assert x.grad is not None
     assert x.grad.abs().sum() > 0
-    # A search by features that counts all neighbours alike does not learn how they are compared.
-    unlearned = {"to_query.weight", "to_key.weight"} if name == "heads" else set()
     for parameter_name, parameter in layer.named_parameters():
-        if parameter_name not in unlearned:
+        # A search by features that counts all neighbours alike does not learn how they are compared, nor pretends to.
+        assert parameter.requires_grad == (parameter_name not in ("to_query.weight", "to_key.weight"))
+        if parameter.requires_grad:
             assert parameter.grad is not None, parameter_name
             assert parameter.grad.abs().sum() > 0, parameter_name
 
@@ -105,8 +105,9 @@ def test_half_types_stay_near(name: str, dtype: torch.dtype) -> None:
     y = layer(x)
     assert y.dtype == dtype
     # Neighbours may change where scores are close: most outputs agree.
-    error = (y.double() - exact(x.double())).abs()
-    assert error.median() < 0.05
+    expected = exact(x.double())
+    error = (y.double() - expected).abs()
+    assert error.median() < 0.05 * expected.std()
     with torch.autocast("cpu", torch.bfloat16):
         assert copy.deepcopy(layer).float()(x.float()).dtype == torch.bfloat16
 
@@ -119,7 +120,8 @@ def test_it_compiles_without_a_break(name: str) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     ours, theirs = compiled(x), layer(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    grads = [torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], allow_unused=True) for y in (ours, theirs)]
+    learned = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+    grads = [torch.autograd.grad(y.square().sum(), learned, allow_unused=True) for y in (ours, theirs)]
     torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
 
 
@@ -132,6 +134,11 @@ def test_a_configured_class_is_a_class_with_options() -> None:
     assert sparse.using(k=6)(12, 3).k == 6
     assert sparse.using(k=6)(12, 3).candidates is not None
     assert sparse.__name__ == "ConvNNAttention"
+    assert isinstance(copy.deepcopy(layer), sparse)
+    assert convnn.ConvNN2d.using(padding=1, bias=False)(3, 8, 3, 1, 2).padding == (2, 2)
+    plain = convnn.ConvNN2d.using()
+    assert plain.using(k=5)(3, 8, 3).k == 5
+    assert isinstance(pickle.loads(pickle.dumps(plain(3, 8, 3))), convnn.ConvNN2d)
     with pytest.raises(TypeError, match="ConvNNAttention has no option 'candidate'; did you mean candidates"):
         convnn.ConvNNAttention.using(candidate=3)
 
@@ -155,12 +162,18 @@ def test_a_configured_class_can_be_copied_saved_and_subclassed() -> None:
     mine = Mine(3, 4, 3)
     assert torch.equal(copy.deepcopy(mine)(x), mine(x))
     assert Mine.using(bias=False)(3, 4, 3).bias is None
+
+    class Loose(convnn.ConvNN2d):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+
+    assert Loose.using(k=5)(3, 4, 3).k == 5
     assert isinstance(Mine.using(bias=False)(3, 4, 3), Mine)
 
 
 def test_layers_of_one_configured_class_learn_apart() -> None:
     learned: Any = convnn.ConvNNAttention.using(
-        k=5, similarity=Bilinear(4), weighting=LearnedTemperature(), mask=RelativeBias((4, 5))
+        k=5, similarity=Bilinear(4), weighting=LearnedTemperature(), mask=[RelativeBias((4, 5)), "causal"]
     )
     first, second = learned(12, 3), learned(12, 3)
     names = [name for name, _ in first.named_parameters()]
@@ -195,8 +208,12 @@ def test_from_conv_is_the_convolution(backend: str) -> None:
         assert not any(p is q for p in layer.parameters() for q in conv.parameters())
     with pytest.raises(TypeError, match=r"takes nn.Conv1d, nn.Conv2d or nn.Conv3d, got ConvTranspose2d"):
         recipes.from_conv(nn.ConvTranspose2d(2, 3, 3))
-    with pytest.raises(ValueError, match="has 9 taps, so k must be 9 or None, got 5"):
-        recipes.from_conv(nn.Conv2d(2, 3, 3), similarity="cosine", k=5)
+    for options in ({"k": 5}, {"patch": 2}, {"projection": "linear"}):
+        with pytest.raises(ValueError, match=r"must have the convolution's kernel of \(3, 2, 3, 3\), got one of"):
+            recipes.from_conv(nn.Conv2d(2, 3, 3), similarity="cosine", **options)
+    frozen = nn.Conv2d(2, 3, 3)
+    frozen.weight.requires_grad_(False)
+    assert [p.requires_grad for p in recipes.from_conv(frozen).parameters()] == [False, True]
 
 
 def test_separable_is_depthwise_and_then_pointwise() -> None:

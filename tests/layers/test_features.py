@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,7 @@ def test_a_learned_blend_learns_and_needs_scores() -> None:
     layer = ConvNN2d(4, 6, 3, padding=1, blend=Blend(0.3, learned=True), weighting="softmax")
     layer(torch.randn(2, 4, 5, 7)).square().sum().backward()
     assert layer.blend is not None
+    assert layer.blend.raw is not None
     assert layer.blend.raw.grad is not None
     assert layer.blend.raw.grad != 0
     with pytest.raises(ValueError, match="a learned share needs a weighting that depends on scores"):
@@ -216,3 +218,28 @@ def test_the_impossible_is_refused(case: str) -> None:
     run, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         run()
+
+
+@pytest.mark.parametrize(
+    "options", [{"k": 5}, {"k": 12}, {"include_padding": False}, {"include_padding": False, "k": 4}]
+)
+def test_a_search_in_space_has_one_answer_everywhere(options: dict[str, Any]) -> None:
+    """No two cells of a window are equally near, so that backends agree and moving the map moves the answer."""
+    layers = [ConvNN2d(4, 5, 3, padding=1, **options, backend=backend).double() for backend in ("reference", "chunked")]
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(1, 4, 10, 12, dtype=torch.float64)
+    torch.testing.assert_close(layers[0](x), layers[1](x))
+    if "k" in options:
+        moved = layers[1](x.roll(1, -1))
+        torch.testing.assert_close(layers[1](x)[..., 3:-4, 3:-4], moved[..., 3:-4, 4:-3])
+
+
+def test_whole_numbers_may_be_numpys() -> None:
+    three: Any = np.int64(3)
+    layer = ConvNN2d(4, 5, three, padding=[three - 2, 1])
+    assert layer.kernel_size == (3, 3)
+    assert layer(torch.randn(1, 4, 6, 7)).shape == (1, 5, 6, 7)
+    with pytest.raises(ValueError, match=r"kernel_size must be a whole number of at least 1, got 3.0"):
+        ConvNN2d(4, 5, 3.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give it as mask, not as position"):
+        ConvNN2d(4, 5, 3, similarity="cosine", position=RelativeBias((4, 5)))

@@ -157,3 +157,5 @@ def test_the_impossible_is_refused() -> None:
         HybridConv2d(4, 10, 3, ratio=0.3, branch="depthwise")
     with pytest.raises(ValueError, match="branch must be one of 'standard', 'depthwise', 'separable', got 'grouped'"):
         HybridConv2d(4, 8, 3, branch="grouped")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"both branches must give maps of one size, got \(2, 2\) and \(4, 4\)"):
+        HybridConv2d(4, 8, 3, patch=2, padding=0)(torch.randn(1, 4, 6, 6))

@@ -226,3 +226,53 @@ def test_the_impossible_is_refused() -> None:
         recipes.from_attention(nn.Linear(2, 3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"True where a key may not be chosen, or float, got torch.int64"):
         MultiheadConvNN(12, 3)(*[torch.randn(9, 12)] * 3, attn_mask=torch.ones(9, 9).long())
+
+
+@pytest.mark.parametrize("added", [{"add_zero_attn": True}, {"add_bias_kv": True}])
+def test_added_keys_are_open_to_all_under_every_mask(added: dict[str, Any]) -> None:
+    layer = MultiheadConvNN(12, 3, batch_first=True, **added).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    theirs = layer(x, x, x, attn_mask=torch.ones(9, 9).triu(1).bool())
+    torch.testing.assert_close(layer(x, x, x, is_causal=True), theirs)
+    for mask in ("causal", torch.ones(9, 9).tril().bool(), lambda i, j: torch.where(j <= i, 0.0, -torch.inf)):
+        ruled = MultiheadConvNN(12, 3, batch_first=True, mask=mask, **added).double()
+        ruled.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(ruled(x, x, x), theirs)
+    torch.testing.assert_close(layer(x, x, x, attn_mask="causal"), theirs)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "padding of another width": ({"key_padding_mask": torch.ones(2, 5).bool()}, r"shape \(2, 9\), got \(2, 5\)"),
+    "padding of one": ({"key_padding_mask": torch.ones(1, 9).bool()}, r"shape \(2, 9\), got \(1, 9\)"),
+    "padding without a batch": ({"key_padding_mask": torch.ones(9).bool()}, r"shape \(2, 9\), got \(9,\)"),
+    "mask of another width": ({"attn_mask": torch.ones(9, 5).bool()}, r"\(9, 9\) or \(6, 9, 9\), got \(9, 5\)"),
+    "mask of other heads": ({"attn_mask": torch.ones(7, 9, 9).bool()}, r"\(6, 9, 9\), got \(7, 9, 9\)"),
+    "values": ({"value": torch.randn(2, 12, 12)}, "a value for every key"),
+    "batches": ({"key": torch.randn(1, 9, 12), "value": torch.randn(1, 9, 12)}, "of one batch"),
+    "channels": ({"query": torch.randn(2, 9, 10)}, r"must have \(12, 12, 12\) channels"),
+}
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("case", WRONG)
+def test_what_torch_refuses_is_refused(case: str, need_weights: bool) -> None:
+    changed, message = WRONG[case]
+    x = torch.randn(2, 9, 12)
+    given = {"query": x, "key": x, "value": x, "need_weights": need_weights, **changed}
+    with pytest.raises(ValueError, match=message):
+        MultiheadConvNN(12, 3, batch_first=True)(**given)
+
+
+def test_an_impossible_k_is_refused_when_it_is_given() -> None:
+    for k in (0, 2.5, "al"):
+        with pytest.raises(ValueError, match="k must be a whole number"):
+            MultiheadConvNN(12, 3, k=k)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_heads must be a whole number of at least 1, got 0"):
+        MultiheadConvNN(12, 0)
+
+
+def test_a_single_key_is_masked_and_the_added_one_is_not() -> None:
+    peer, layer = pair(add_zero_attn=True, batch_first=True)
+    query, key = torch.randn(1, 2, 12, dtype=torch.float64), torch.randn(1, 1, 12, dtype=torch.float64)
+    for mask in (torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([[True], [False]])):
+        torch.testing.assert_close(layer(query, key, key, attn_mask=mask), peer(query, key, key, attn_mask=mask))

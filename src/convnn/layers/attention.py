@@ -91,25 +91,26 @@ class ConvNNAttention(Configurable):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory = shapes.factory(device, dtype)
         checks.whole("num_heads", num_heads, 1)
         inner = dim if attn_head_dim is None else num_heads * attn_head_dim
-        self.num_heads, self.qk_dim, self.v_dim = num_heads, qk_dim or inner, v_dim or inner
+        sizes = [inner if given is None else given for given in (qk_dim, v_dim)]
+        sizes.append(dim if out_dim is None else out_dim)
+        for name, size in zip(("qk_dim", "v_dim", "out_dim"), sizes, strict=True):
+            checks.whole(name, size, 1)
+        self.dim, self.num_heads, (self.qk_dim, self.v_dim, outputs) = dim, num_heads, sizes
         shapes.divides("the channels of queries and keys", self.qk_dim, num_heads, "the heads")
         shapes.divides("the channels of values", self.v_dim, num_heads, "the heads")
         if not isinstance(k, str):
             checks.whole("k", k, 1)
         elif kernel is not None:
             raise ValueError(f"a kernel has a size and k={k!r} has none: give k as a number, or kernel=None")
-        checks.one_of("subset", subset, ("before", "after"))
-        checks.one_of("self_score", self_score, ("true", "one"))
-        if subset == "before" and (candidates is None or self_score == "true"):
-            raise ValueError("subset='before' needs candidates, and self_score='one': other keys are not projected")
+        _check_choices(subset, self_score, candidates is None)
         self.k, self.subset, self.self_score, self.backend = k, subset, self_score, backend
         self.similarity = resolve("similarity", similarity, SIMILARITIES)
         self.weighting = resolve("weighting", weighting, WEIGHTINGS)
         self.position = None if position is None else resolve("position", position, DESCRIPTORS)
-        self.mask, self.candidates = shapes.Kept(mask), shapes.kept(candidates)
+        self.mask, self.candidates = shapes.Kept(mask, device), shapes.kept(candidates, device)
 
         self.qkv = nn.Linear(dim, 2 * self.qk_dim + self.v_dim, bias=qkv_bias, **factory)
         per_head = self.qk_dim // num_heads
@@ -118,7 +119,7 @@ class ConvNNAttention(Configurable):
         self.kernel = None if kernel is None else Kernel(self.v_dim // num_heads, k, kernel, **started)  # type: ignore[arg-type]
         self.norm = norm_layer(self.v_dim, **factory) if scale_norm else nn.Identity()
         self.attn_drop, self.kernel_drop, self.proj_drop = attn_drop, nn.Dropout(kernel_drop), nn.Dropout(proj_drop)
-        self.proj = nn.Linear(self.v_dim, out_dim or dim, bias=proj_bias, **factory)
+        self.proj = nn.Linear(self.v_dim, outputs, bias=proj_bias, **factory)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"num_heads={self.num_heads}, k={self.k}"
@@ -159,7 +160,7 @@ class ConvNNAttention(Configurable):
             "dropout_p": self.attn_drop if self.training else 0.0,
             "backend": self.backend,
         }
-        if candidates is not None and context is None:
+        if self.candidates is not None and context is None:
             options |= {"self_index": torch.arange(x.shape[-2], device=x.device), "self_score": self.self_score}
         run = functional.convnn if self.kernel is None else self.kernel
         combined = run(query, key, value, **options).transpose(-2, -3).flatten(-2)  # (..., N, v_dim)
@@ -167,8 +168,8 @@ class ConvNNAttention(Configurable):
 
     def _check(self, x: Tensor, context: Tensor | None) -> None:
         for name, tokens in (("x", x), ("context", context)):
-            if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.qkv.in_features):
-                required = f"(..., tokens, {self.qkv.in_features})"
+            if tokens is not None and (tokens.ndim < 2 or tokens.shape[-1] != self.dim):
+                required = f"(..., tokens, {self.dim})"
                 raise ValueError(f"{name} must have shape {required}, got {tuple(tokens.shape)}")
 
     def _candidates(self, tokens: Tensor) -> Tensor | None:
@@ -182,6 +183,9 @@ class ConvNNAttention(Configurable):
         sizes = [self.qk_dim, self.qk_dim, self.v_dim]
         if context is None and self.subset == "after":
             parts = self.qkv(x).split(sizes, -1)
+        elif not shapes.is_plain(self.qkv):
+            # Somebody's own module, or one with hooks: it is called as it is.
+            parts = (self.qkv(x)[..., : self.qk_dim], *self.qkv(x if context is None else context).split(sizes, -1)[1:])
         else:
             weights, tokens = self.qkv.weight.split(sizes), x if context is None else context
             biases = (None,) * 3 if self.qkv.bias is None else self.qkv.bias.split(sizes)
@@ -208,3 +212,10 @@ class ConvNNAttention(Configurable):
                 raise ValueError(f"key_padding_mask must be bool, True for padding, got {key_padding_mask.dtype}")
             masks.append(~key_padding_mask[..., None, None, :])
         return masks
+
+
+def _check_choices(subset: str, self_score: str, all_keys: bool) -> None:
+    checks.one_of("subset", subset, ("before", "after"))
+    checks.one_of("self_score", self_score, ("true", "one"))
+    if subset == "before" and (all_keys or self_score == "true"):
+        raise ValueError("subset='before' needs candidates, and self_score='one': other keys are not projected")

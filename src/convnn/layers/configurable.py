@@ -33,8 +33,7 @@ class Configurable(nn.Module):
             torch.Size([1, 8, 6, 7])
         """
         base: Any = _plain(cls)
-        written: Any = next(c for c in base.__mro__ if "__init__" in vars(c) and not vars(c).get("given"))
-        known = [name for name in inspect.signature(written.__init__).parameters if name != "self"]
+        known = [name for name in _signature(base).parameters if name != "self"]
         for name in options:
             if name not in known:
                 close = get_close_matches(name, known, 3) or known
@@ -48,19 +47,38 @@ class Configurable(nn.Module):
             return super().__reduce_ex__(protocol)
         return _revived, (base, type(self).given), dict(self.__dict__)
 
+    def __deepcopy__(self: L, memo: dict[int, Any]) -> L:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
 
 def _plain(cls: type[Any]) -> type[Any]:
     """The class that was configured, or the class itself if it was not."""
-    return cls.__mro__[1] if vars(cls).get("given") else cls
+    return cls.__mro__[1] if cls is not Configurable and "given" in vars(cls) else cls
+
+
+def _signature(cls: type[Any]) -> inspect.Signature:
+    """The arguments of the first constructor that names them all."""
+    signatures = [inspect.signature(c.__dict__["__init__"]) for c in cls.__mro__ if "__init__" in vars(c)]
+    named = (s for s in signatures if not any(p.kind is p.VAR_KEYWORD for p in s.parameters.values()))
+    return next(named, signatures[0])
 
 
 def _configured(base: type[Any], options: dict[str, Any]) -> type[Any]:
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
-        fresh = {name: copy.deepcopy(x) if isinstance(x, nn.Module) else x for name, x in options.items()}
+        taken = _signature(base).bind_partial(self, *arguments).arguments
+        fresh = {name: _fresh(option) for name, option in options.items() if name not in taken}
         base.__init__(self, *arguments, **{**fresh, **named})
 
     names = {"__init__": __init__, "given": options, "__doc__": base.__doc__}
     return type(base.__name__, (base,), {**names, "__module__": base.__module__, "__qualname__": base.__qualname__})
+
+
+def _fresh(option: Any) -> Any:
+    """A copy of what can learn, so that no two layers share it."""
+    return copy.deepcopy(option) if isinstance(option, (nn.Module, list, tuple)) else option
 
 
 def _revived(base: type[Any], options: dict[str, Any]) -> Any:

@@ -60,6 +60,8 @@ class Kernel(nn.Module):
         else:
             bound = 1 / math.sqrt(self.weight.shape[-2] * self.weight.shape[-1])
             nn.init.uniform_(self.weight, -bound, bound)
+        if self.pointwise is not None:
+            self.pointwise.reset_parameters()
         if self.init == "preserving":
             eye = torch.eye(self.weight.shape[-3], device=self.weight.device, dtype=self.weight.dtype)
             with torch.no_grad():
@@ -102,7 +104,12 @@ class Pointwise(nn.Module):
         super().__init__()
         lead = () if heads is None else (heads,)
         self.weight = nn.Parameter(torch.empty(*lead, channels, channels, **factory))
-        nn.init.uniform_(self.weight, -1 / math.sqrt(channels), 1 / math.sqrt(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as torch's 1x1 convolutions do."""
+        bound = 1 / math.sqrt(self.weight.shape[-1])
+        nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, tokens: Tensor) -> Tensor:  # noqa: D102
         return tokens @ self.weight.mT

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from convnn import checks
+from convnn.arguments import autocast_off
 from convnn.layers import shapes
 from convnn.layers.configurable import Configurable
+from convnn.neighbors import wide
 
 
 class LinearAttention(Configurable):
@@ -43,6 +46,7 @@ class LinearAttention(Configurable):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.whole("num_heads", num_heads, 1)
         shapes.divides("dim", dim, num_heads, "num_heads")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads, self.causal = num_heads, causal
@@ -63,16 +67,20 @@ class LinearAttention(Configurable):
         query, key, value = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3) for part in self.qkv(x).chunk(3, -1)
         )
-        query, key = _positive(query), _positive(key)
-        if key_padding_mask is not None:
-            key = key.masked_fill(key_padding_mask[..., None, :, None], 0.0)
-        attend = causal_sums if self.causal or is_causal else sums
-        numbers, weight = attend(query, key, torch.cat([value, torch.ones_like(value[..., :1])], -1)).split(
-            [value.shape[-1], 1], -1
-        )
-        tiny = torch.finfo(weight.dtype).tiny
-        output = numbers / weight.clamp(min=tiny)
+        with autocast_off(x.device):
+            # In float32: sums over all tokens leave the range of float16.
+            output = self._attended(wide(query), wide(key), wide(value), key_padding_mask, is_causal).to(query.dtype)
         return self.proj_drop(self.proj(output.transpose(-2, -3).flatten(-2)))
+
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, is_causal: bool) -> Tensor:
+        query, key = _positive(query), _positive(key)
+        if padding is not None:
+            hidden = padding[..., None, :, None]
+            key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
+        attend = causal_sums if self.causal or is_causal else sums
+        counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+        numbers, weight = attend(query, key, counted).split([value.shape[-1], 1], -1)
+        return numbers / weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def _positive(numbers: Tensor) -> Tensor:

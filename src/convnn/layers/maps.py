@@ -79,7 +79,8 @@ class ConvNNNd(Configurable):
             shapes.each("stride", stride, self.axes),
             shapes.each("dilation", dilation, self.axes),
         )
-        self.padding, self.padding_mode, self.boundary = padding, padding_mode, boundary
+        self.padding = padding if isinstance(padding, str) else shapes.each("padding", padding, self.axes, least=0)
+        self.padding_mode, self.boundary = padding_mode, boundary
         self.ends = shapes.ends(padding, self.kernel_size, self.stride, self.dilation)
         if boundary == "shift" and any(sum(end) for end in self.ends):
             raise ValueError(f"boundary='shift' moves windows inwards instead of padding, got padding={padding!r}")
@@ -87,7 +88,7 @@ class ConvNNNd(Configurable):
         checks.whole("k", self.k, 1)
         self.patch, self.heads, self.include_padding, self.backend = patch, heads, include_padding, backend
         self.weighting = resolve("weighting", weighting, WEIGHTINGS)
-        self.mask, self.candidates = shapes.Kept(mask), shapes.kept(candidates)
+        self.mask, self.candidates = shapes.Kept(mask, device), shapes.kept(candidates, device)
         self._compare_by(similarity, blend, position)
         self._build(projection, qk_dim, v_dim, bias, {"device": device, "dtype": dtype})
         self.reset_parameters()
@@ -96,6 +97,8 @@ class ConvNNNd(Configurable):
         """Keep what decides how near a cell is."""
         self.space = Nearness(self.kernel_size, self.dilation)
         self.by_features = similarity != "space" or blend is not None
+        if isinstance(position, RelativeBias):
+            raise ValueError("a relative bias is added to scores: give it as mask, not as position")
         if position is not None and not self.by_features:
             raise ValueError("a position beside features needs a similarity of features; 'space' compares places alone")
         self.position = None if position is None else resolve("position", position, DESCRIPTORS)
@@ -115,10 +118,16 @@ class ConvNNNd(Configurable):
         channels, outputs = (count * self.patch**self.axes for count in (self.in_channels, self.out_channels))
         if projection == "identity" and (qk_dim is not None or v_dim is not None):
             raise ValueError("qk_dim and v_dim are the sizes of projections and need projection='linear'")
-        values, compared = v_dim or channels, qk_dim or channels
+        values, compared = (channels if given is None else given for given in (v_dim, qk_dim))
+        checks.whole("v_dim", values, 1)
+        checks.whole("qk_dim", compared, 1)
         if projection == "linear" and self.by_features:
             self.to_query = nn.Linear(channels, compared, bias=False, **factory)
             self.to_key = nn.Linear(channels, compared, bias=False, **factory)
+            # Where all neighbours count alike nothing flows to how they are compared, and nothing should wait for it.
+            learned = not getattr(self.weighting, "ignores_scores", False)
+            for projection_of in (self.to_query, self.to_key):
+                projection_of.weight.requires_grad_(learned)
         self.to_value = nn.Linear(channels, values, bias=False, **factory) if projection == "linear" else nn.Identity()
         self.projected = projection == "linear"
         if self.by_features:

@@ -15,7 +15,7 @@ from convnn.candidates import Candidates, Cells
 from convnn.layers import shapes
 from convnn.layers.configurable import Configurable
 from convnn.layers.kernel import Kernel, Kind
-from convnn.masks import Mask
+from convnn.masks import MASKS, Mask, causal
 from convnn.names import resolve
 from convnn.search import SelfScore
 from convnn.similarity import SIMILARITIES, Similarity
@@ -65,7 +65,12 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         mask: Mask | str | Sequence[Mask | str] | None = None,
         backend: str | Backend = "auto",
     ) -> None:
+        checks.whole("num_heads", num_heads, 1)
         shapes.divides("embed_dim", embed_dim, num_heads, "num_heads")
+        if not isinstance(k, str):
+            checks.whole("k", k, 1)
+        elif k != "all":
+            raise ValueError(f"k must be a whole number or 'all', got {k!r}")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, **factory
@@ -78,7 +83,7 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         self.k, self.self_score, self.backend = k, self_score, backend
         self.similarity = resolve("similarity", similarity, SIMILARITIES)
         self.weighting = resolve("weighting", weighting, WEIGHTINGS)
-        self.mask, self.candidates = shapes.Kept(mask), shapes.kept(candidates)
+        self.mask, self.candidates = shapes.Kept(mask, device), shapes.kept(candidates, device)
         self.kernel = None if kernel is None else Kernel(self.head_dim, k, kernel, **factory)  # type: ignore[arg-type]
 
     def _reset_parameters(self) -> None:
@@ -103,7 +108,7 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         value: Tensor,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
-        attn_mask: Tensor | None = None,
+        attn_mask: Mask | str | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -111,7 +116,7 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
 
         ``is_causal`` without a mask is the causal mask; with one it is a hint, as in torch.
         """
-        _check(query, key, value)
+        self._check(query, key, value)
         batched, own = query.ndim == 3, query is key
         if not batched:
             query, key, value = query[None], key[None], value[None]
@@ -119,9 +124,8 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (tokens.transpose(0, 1) for tokens in (query, key, value))
         q, x, v = self._projected(query, key, value)  # (B, H, N or M, d)
-        options = self._options(x, own) | {
-            "mask": self._masks(attn_mask, key_padding_mask, is_causal, q.shape[0], x.shape[-2]) or None
-        }
+        masks = self._masks(attn_mask, key_padding_mask, is_causal, (q.shape[0], q.shape[-2], key.shape[-2]))
+        options = self._options(x, own) | {"mask": masks or None}
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -155,24 +159,49 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         if self.candidates is not None:
             options["candidates"] = self.candidates(key.shape[:-2], Cells((key.shape[-2],)), key.device)
             if own:
-                added = (self.bias_k is not None) + self.add_zero_attn
-                options["self_index"] = torch.arange(key.shape[-2] - added, device=key.device)
+                options["self_index"] = torch.arange(key.shape[-2] - self._added, device=key.device)
                 options["self_score"] = self.self_score
         return options
 
-    def _masks(
-        self, attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool, batch: int, keys: int
-    ) -> list[Any]:
+    @property
+    def _added(self) -> int:
+        """How many keys are added behind those that come."""
+        return (self.bias_k is not None) + self.add_zero_attn
+
+    def _masks(self, attn_mask: Any, padding: Tensor | None, is_causal: bool, sizes: tuple[int, int, int]) -> list[Any]:
         """Torch's masks as the operator's: True may be chosen, and the added keys are open to all."""
+        batch, queries, keys = sizes
         masks = self.mask.all()
-        if attn_mask is not None:
+        if isinstance(attn_mask, Tensor):
+            _require("attn_mask", attn_mask, (queries, keys), (batch * self.num_heads, queries, keys))
             whole = attn_mask.unflatten(0, (batch, self.num_heads)) if attn_mask.ndim == 3 else attn_mask
-            masks.append(_open(whole, keys))
+            masks.append(_turned(whole))
+        elif attn_mask is not None:
+            masks.append(attn_mask)
         elif is_causal:
-            masks.append("causal")
+            masks.append(causal)
         if padding is not None:
-            masks.append(_open(padding[:, None, None, :], keys))
-        return masks
+            _require("key_padding_mask", padding, (batch, keys))
+            masks.append(_turned(padding[:, None, None, :]))
+        return [_opened(mask, keys, self._added) for mask in masks] if self._added else masks
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.is_nested:
+            raise ValueError(
+                "nested tensors are not supported: build the encoder with enable_nested_tensor=False, or set "
+                "use_nested_tensor=False on it"
+            )
+        came = ", ".join(str(tuple(tokens.shape)) for tokens in (query, key, value))
+        if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
+            raise ValueError(f"query, key and value must all have 3 dimensions, or 2 without a batch, got {came}")
+        sizes = (self.embed_dim, self.kdim, self.vdim)
+        if tuple(tokens.shape[-1] for tokens in (query, key, value)) != sizes:
+            raise ValueError(f"query, key and value must have {sizes} channels, got {came}")
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ValueError(f"there must be a value for every key, got {came}")
+        batch = 0 if self.batch_first else 1
+        if query.ndim == 3 and query.shape[batch] != key.shape[batch]:
+            raise ValueError(f"queries and keys must be of one batch, got {came}")
 
     def _with_weights(
         self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], dropout: float
@@ -186,19 +215,30 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         return output, whole.scatter_add(-1, found.index.clamp(min=0), weights).to(output.dtype)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if query.is_nested:
-        raise ValueError("nested tensors are not supported: build the encoder with enable_nested_tensor=False")
-    if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
-        came = ", ".join(str(tuple(tokens.shape)) for tokens in (query, key, value))
-        raise ValueError(f"query, key and value must all have 3 dimensions, or 2 without a batch, got {came}")
+def _require(name: str, mask: Tensor, *shapes_allowed: tuple[int, ...]) -> None:
+    if tuple(mask.shape) not in shapes_allowed:
+        required = " or ".join(map(str, shapes_allowed))
+        raise ValueError(f"{name} must have shape {required}, got {tuple(mask.shape)}")
 
 
-def _open(mask: Tensor, keys: int) -> Tensor:
-    """Turn a mask of torch's layer round, and open the keys behind its own."""
-    added = keys - mask.shape[-1]
+def _turned(mask: Tensor) -> Tensor:
+    """Turn a mask of torch's layer round: True may be chosen."""
     if mask.dtype == torch.bool:
-        return F.pad(~mask, (0, added), value=True) if added else ~mask
+        return ~mask
     if not mask.is_floating_point():
         raise ValueError(f"a mask must be bool, True where a key may not be chosen, or float, got {mask.dtype}")
-    return F.pad(mask, (0, added)) if added else mask
+    return mask
+
+
+def _opened(mask: Any, keys: int, added: int) -> Any:
+    """A mask of ``keys`` keys, with the added ones behind them open to all."""
+    if isinstance(mask, Tensor):
+        whole = mask.expand(*mask.shape[:-1], keys)
+        return F.pad(whole, (0, added), value=mask.dtype == torch.bool)
+    rule = resolve("mask", mask, MASKS)
+
+    def entry(i: Tensor, j: Tensor) -> Tensor:
+        said = rule(i, j.clamp(max=keys - 1))
+        return torch.where(j >= keys, torch.ones_like(said) if said.dtype == torch.bool else 0.0, said)
+
+    return entry

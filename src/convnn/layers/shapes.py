@@ -14,14 +14,24 @@ from convnn.masks import MASKS, Mask
 from convnn.names import resolve
 
 
+def factory(device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Where and as what parameters are made, as far as it was said."""
+    return {name: given for name, given in (("device", device), ("dtype", dtype)) if given is not None}
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a linear layer does nothing but its weights, so that parts of them may stand for it."""
+    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+
+
 def each(name: str, number: int | Sequence[int], axes: int, least: int = 1) -> tuple[int, ...]:
     """One number for every axis."""
-    numbers = (number,) * axes if isinstance(number, int) else tuple(number)
+    numbers = tuple(number) if isinstance(number, (tuple, list)) else (number,) * axes
     if len(numbers) != axes:
         raise ValueError(f"{name} must be a number or {axes} of them, got {number!r}")
     for one in numbers:
-        checks.whole(name, one, least)
-    return numbers
+        checks.whole(name, one, least)  # type: ignore[arg-type]
+    return tuple(int(one) for one in numbers)  # type: ignore[arg-type]
 
 
 def ends(
@@ -48,13 +58,17 @@ def divides(name: str, channels: int, parts: int, of: str) -> None:
 class Kept(nn.Module):
     """Masks a layer was given: tensors go where the layer goes, modules learn with it, rules stay what they are."""
 
-    def __init__(self, given: Mask | str | Sequence[Mask | str] | None) -> None:
+    def __init__(
+        self, given: Mask | str | Sequence[Mask | str] | None, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
         several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
         self.count = len(several)
         for number, mask in enumerate(several):
-            if isinstance(mask, Tensor):
-                self.register_buffer(f"mask{number}", mask, persistent=False)
+            if isinstance(mask, nn.Parameter):
+                setattr(self, f"mask{number}", mask)
+            elif isinstance(mask, Tensor):
+                self.register_buffer(f"mask{number}", mask.to(device or mask.device), persistent=False)
             else:
                 setattr(self, f"mask{number}", resolve("mask", mask, MASKS))
 
@@ -74,10 +88,10 @@ class Given(nn.Module):
         return self.index  # type: ignore[return-value]
 
 
-def kept(candidates: Tensor | Candidates | None) -> Candidates | None:
+def kept(candidates: Tensor | Candidates | None, device: torch.device | str | None = None) -> Candidates | None:
     """Candidates as a layer keeps them."""
     if isinstance(candidates, Tensor):
-        return Given(candidates)
+        return Given(candidates.to(device or candidates.device))
     if candidates is not None and not callable(candidates):
         raise TypeError(f"candidates must be None, an index or a callable, got {candidates!r}")
     return candidates

@@ -116,7 +116,16 @@ class Nearness:
     dilation: tuple[int, ...]
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """Score places ``(..., N, D)`` and ``(..., M, D)``."""
+        """Score places ``(..., N, D)`` and ``(..., M, D)``.
+
+        Cells of one distance are told apart by a little: the shorter way straight first, then by where they lie. It
+        depends on the offset alone, and is too little to bring a cell into the window.
+        """
         radii = [d * r / 2 for d, r in zip(self.dilation, self.kernel, strict=True)]
         axes = zip(query.unbind(-1), key.unbind(-1), radii, strict=True)
-        return -reduce(torch.maximum, [(q[..., :, None] - k[..., None, :]).abs() / radius for q, k, radius in axes])
+        offsets = [(k[..., None, :] - q[..., :, None]) / radius for q, k, radius in axes]
+        furthest = reduce(torch.maximum, [offset.abs() for offset in offsets])
+        straight = reduce(torch.add, [offset.square() for offset in offsets]) / len(offsets)
+        side = reduce(torch.add, [offset * share for offset, share in zip(offsets, (1.0, 0.37, 0.11), strict=False)])
+        apart = straight / (1 + straight) + 0.05 * side / (1 + side.abs())
+        return -furthest - 0.2 / max(self.kernel) * apart

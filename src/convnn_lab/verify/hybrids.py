@@ -31,6 +31,8 @@ def hybrid(ratio: float | None) -> Case:
         searched = round(outputs * ratio) if ratio is not None else unit * between(1, parts - 1)
         window = _window(axes)
         options = {"ratio": searched / outputs, "branch": branch, "include_padding": coin(0.7), **window}
+        # By dot product, unlike cosine, a cell need not be its own most similar one, and yet it comes first.
+        options["similarity"] = one_of("cosine", "dot")
         size = fitting(axes, {**options, "padding": _padding(axes, options)})
         cells = torch.randn(between(1, 2), inputs, *size)
         most = prod(n + sum(end) for n, end in zip(size, _ends(axes, options), strict=True))
@@ -140,11 +142,13 @@ class Map(NamedTuple):
 
 
 def _nearest(padded: Tensor, on: Map, weight: Tensor) -> Tensor:
-    """Cosine over the padded map; oneself first, then the k - 1 most alike; every slot its part of the kernel."""
+    """Compare on the padded map: oneself first, then the k - 1 most alike, each slot with its part of the kernel."""
     cells, middles = on.cells(), on.middles()
     queries = [cells.index(middle) for middle in product(*middles)]
     tokens = padded.flatten(2).mT  # (B, M, C)
-    alike = F.cosine_similarity(tokens[:, queries, None], tokens[:, None], dim=-1)  # (B, N, M)
+    pairs = tokens[:, queries, None], tokens[:, None]
+    by_angle = on.options["similarity"] == "cosine"
+    alike = F.cosine_similarity(*pairs, dim=-1) if by_angle else (pairs[0] * pairs[1]).sum(-1)  # (B, N, M)
     if not on.options["include_padding"]:
         alike[..., [not on.inside(cell) for cell in cells]] = -torch.inf
     alike[:, range(len(queries)), queries] = torch.inf
