@@ -216,7 +216,7 @@ def test_a_case_that_cannot_be_drawn_fails_with_its_seed(
 
 
 WRONG = {
-    "nothing": ([], "Expected one of {verify}. (see convnn --help)"),
+    "nothing": ([], "Expected one of {verify, models, info, reproduce}. (see convnn --help)"),
     "no such command": (["verfy"], "Unrecognized options: verfy (see convnn --help)"),
     "no such option": (["verify", "--sed", "3"], "Unrecognized options: --sed, 3 (see convnn --help)"),
     "no number": (["verify", "--seed", "x"], "Error parsing --seed: invalid literal for int() with base 10: 'x'"),
@@ -256,3 +256,79 @@ def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == cli.HOLDS
     assert capsys.readouterr().out.startswith("convnn 0.")
+
+
+def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models"]) == cli.HOLDS
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 15
+    assert lines[0].split() == ["vgg11", "132,863,336"]
+
+
+def test_info_counts_layer_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "info.json"
+    given = [
+        "--layer",
+        "hybrid",
+        "--ratio",
+        "0.25",
+        "--k",
+        "4",
+        "--image",
+        "64",
+        "--classes",
+        "10",
+        "--json",
+        str(target),
+    ]
+    assert cli.main(["info", "resnet18", *given, "--candidates", "random:16", "--latency", "--memory"]) == cli.HOLDS
+    told = json.loads(target.read_text())
+    assert told["parameters"] == sum(layer["parameters"] for layer in told["layers"])
+    assert told["flops"] == sum(layer["flops"] for layer in told["layers"])
+    assert told["executed"] > 0.5 * told["flops"]
+    assert told["milliseconds"] > 0
+    assert told["peak_bytes"] > 64 * 64 * 3 * 4
+    assert f"{told['parameters']:,} parameters" in capsys.readouterr().out
+    assert cli.main(["info", "vit_tiny", "--layer", "convnn", "--k", "16", "--image", "64"]) == cli.HOLDS
+
+
+def test_reproduce_counts_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "table.json"
+    assert cli.main(["reproduce", "vgg-patch", "--static", "--rows", "patch 2", "--json", str(target)]) == cli.HOLDS
+    printed = capsys.readouterr().out
+    written = json.loads(target.read_text())
+    counts = {(row["label"], row["dataset"]): row for row in written["rows"]}
+    typo = counts["Branching, 0.5, patch 2", "cifar100"]
+    assert typo["parameters"] == 199_521_508
+    assert typo["printed"]["parameters"] == "199.512M"
+    assert not typo["agrees"]
+    assert counts["Branching, 0.5, patch 2", "cifar10"]["agrees"]
+    assert "199,521,508" in printed
+    assert "typo" in printed
+    for row in written["rows"]:
+        assert row["flops"]["true"] > row["flops"]["thesis"]
+        assert row["flops"]["executed"] > 0.5 * row["flops"]["true"]
+
+
+def test_reproduce_lists_tables_and_says_what_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "--list"]) == cli.HOLDS
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("vary-lambda", "vit-imagenet-candidates", "fast-correctness"))
+    for arguments, message in (
+        (["nothing", "--static"], "unknown table 'nothing'; known are vary-lambda"),
+        (["vgg-k"], "training rows needs the training laboratory"),
+        (["vgg-k", "--static", "--rows", "zebra"], "no row of vgg-k is called 'zebra'; there are"),
+        (["fast-speed", "--static"], "the rows of fast-speed are single layers"),
+    ):
+        assert cli.main(["reproduce", *arguments]) == cli.MISUSED
+        assert message in capsys.readouterr().err
+
+
+def test_info_says_what_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["resnet19"], "unknown model 'resnet19'"),
+        (["resnet18", "--candidates", "32"], "--candidates must be random:R or grid:R, got '32'"),
+        (["resnet18", "--ratio", "0.5"], "does not take these options"),
+    ):
+        assert cli.main(["info", *arguments]) == cli.MISUSED
+        assert message in capsys.readouterr().err

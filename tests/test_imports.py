@@ -50,6 +50,11 @@ LEVELS = [
     {"layers.hybrid"},
     {"layers"},
     {"recipes"},
+    {"models.factories"},
+    {"models.vgg", "models.resnet", "models.vit"},
+    {"models"},
+    {"integrations"},
+    {"integrations.timm"},
     {"convnn"},
 ]
 

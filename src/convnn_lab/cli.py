@@ -7,9 +7,10 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # What a command ends with: 0, all is well; 1, what it checked does not hold; 2, it was asked for the impossible.
 HOLDS, FAILS, MISUSED = 0, 1, 2
@@ -43,7 +44,115 @@ class Verify:
         return HOLDS if all(row.holds for row in rows) else FAILS
 
 
-COMMANDS: dict[str, Callable[..., Verify]] = {"verify": Verify}
+@dataclass(frozen=True)
+class Models:
+    """List the models there are, with their parameters."""
+
+    def run(self) -> int:
+        """Print them."""
+        from convnn import models
+
+        for name in models.names():
+            parameters = sum(p.numel() for p in models.create(name, device="meta").parameters())
+            sys.stdout.write(f"{name:12}{parameters:>14,}\n")
+        return HOLDS
+
+
+@dataclass(frozen=True)
+class Info:
+    """Say what a model costs: parameters, operations and activations, layer by layer."""
+
+    model: str
+    """its name; see convnn models"""
+    layer: str | None = None
+    """what stands where a convolution (conv, hybrid, convnn) or an attention (attention, kvt, convnn, ...) stood"""
+    ratio: float | None = None
+    """share of neighbours in a hybrid layer"""
+    k: int | None = None
+    """how many neighbours"""
+    candidates: str | None = None
+    """random:R or grid:R"""
+    heads: int | None = None
+    """of a ViT"""
+    image: int | None = None
+    """side of the image; 224 unless told"""
+    classes: int = 1000
+    channels: int = 3
+    latency: bool = False
+    """also measure the time of one image on the CPU"""
+    memory: bool = False
+    """also measure the memory of one image on the CPU"""
+    json: Path | None = None
+    """also write it to this file"""
+
+    def run(self) -> int:
+        """Print the table."""
+        if self.json is not None:
+            _require_writable(self.json)
+        from convnn_lab import info
+
+        options = {"layer": self.layer, "ratio": self.ratio, "k": self.k, "heads": self.heads}
+        options |= {
+            "candidates": _candidates(self.candidates),
+            "num_classes": self.classes,
+            "in_channels": self.channels,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        try:
+            told = info.inspect(self.model, given, image=self.image or 224, latency=self.latency, memory=self.memory)
+        except TypeError as error:
+            raise ValueError(f"{self.model} does not take these options: {error}") from None
+        info.show(told)
+        if self.json is not None:
+            self.json.write_text(info.as_json(told))
+        return HOLDS
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Compare a table of the thesis with what is computed here; convnn reproduce --list names them."""
+
+    table: str
+    """its name"""
+    static: bool = False
+    """count parameters and operations; nothing is trained"""
+    rows: tuple[str, ...] = ()
+    """only rows whose labels contain one of these words"""
+    json: Path | None = None
+    """also write it to this file"""
+
+    def run(self) -> int:
+        """Print the table; 1 if a number without an explanation differs."""
+        if self.json is not None:
+            _require_writable(self.json)
+        from convnn_lab import reproduce
+
+        table = reproduce.table(self.table)
+        chosen = reproduce.rows(table, self.rows)
+        if not self.static:
+            raise ValueError("training rows needs the training laboratory, which is not there yet; use --static")
+        counted = reproduce.static(chosen)
+        if not counted:
+            raise ValueError(f"the rows of {self.table} are single layers, which have no parameters to count")
+        reproduce.show(table, counted)
+        if self.json is not None:
+            self.json.write_text(reproduce.as_json(table, counted))
+        return HOLDS if all(each.agrees or each.row.note for each in counted) else FAILS
+
+
+COMMANDS: dict[str, Any] = {"verify": Verify, "models": Models, "info": Info, "reproduce": Reproduce}
+
+
+def _candidates(said: str | None) -> Any:
+    """Candidates from a word such as random:32."""
+    if said is None:
+        return None
+    from convnn.candidates import grid, random
+
+    kind, _, count = said.partition(":")
+    if kind not in ("random", "grid") or not count.isdigit():
+        raise ValueError(f"--candidates must be random:R or grid:R, got {said!r}")
+    return (random if kind == "random" else grid)(int(count))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             sys.stdout.write(f"convnn {version('convnn')}\n")
             return HOLDS
+        if list(arguments) == ["reproduce", "--list"]:
+            from convnn_lab import reproduce
+
+            reproduce.listed()
+            return HOLDS
         return _parse(arguments).run()
     except (ValueError, OSError) as error:
         sys.stderr.write(f"convnn: {error}\n")
@@ -64,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parse(arguments: Sequence[str]) -> Verify:
+def _parse(arguments: Sequence[str]) -> Any:
     try:
         import tyro
     except ModuleNotFoundError:
@@ -77,6 +191,7 @@ def _parse(arguments: Sequence[str]) -> Verify:
                 prog="convnn",
                 description="Convolution and attention as one operator over nearest neighbours.",
                 args=arguments,
+                config=(tyro.conf.PositionalRequiredArgs,),
             )
     except SystemExit as end:
         if not end.code:

@@ -1,0 +1,80 @@
+"""Which layer stands where a 3x3 convolution or an attention stood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from torch import nn
+
+from convnn.layers import ConvNN2d, ConvNNAttention, HybridConv2d, LinearAttention
+from convnn.names import resolve
+from convnn.recipes import kvt, local, self_attention, sparse
+
+
+class Convolution(Protocol):
+    """Makes a layer that keeps the size of a map, or halves it with a stride of 2."""
+
+    def __call__(self, in_channels: int, out_channels: int, /, *, stride: int = 1, bias: bool = True) -> nn.Module:
+        """Make the layer."""
+        ...
+
+
+Attention: TypeAlias = Callable[[int, int], nn.Module]
+"""Makes a layer on tokens of so many channels with so many heads."""
+
+
+def conv(in_channels: int, out_channels: int, /, *, stride: int = 1, bias: bool = True, **options: Any) -> nn.Module:
+    """A 3x3 convolution, or one of another ``kernel_size``."""
+    size = options.pop("kernel_size", 3)
+    return nn.Conv2d(in_channels, out_channels, size, stride, size // 2, bias=bias, **options)
+
+
+def convnn(in_channels: int, out_channels: int, /, *, stride: int = 1, bias: bool = True, **options: Any) -> nn.Module:
+    """A ConvNN in the place of a 3x3 convolution: the most similar cells, unless told otherwise."""
+    given = {"similarity": "cosine", "kernel_size": 3, **options}
+    size = given.pop("kernel_size")
+    return ConvNN2d(in_channels, out_channels, size, stride, size // 2, bias=bias, **given)
+
+
+def hybrid(in_channels: int, out_channels: int, /, *, stride: int = 1, bias: bool = True, **options: Any) -> nn.Module:
+    """A convolution and a ConvNN side by side, mixed by a 1x1."""
+    flags = {"conv_bias": bias, "convnn_bias": bias, "pointwise_bias": bias}
+    given = {"kernel_size": 3, **flags, **options}
+    return HybridConv2d(in_channels, out_channels, given.pop("kernel_size"), stride=stride, **given)
+
+
+CONVOLUTIONS: dict[str, Any] = {"conv": conv, "convnn": convnn, "hybrid": hybrid}
+
+
+def attention(dim: int, num_heads: int, /, **options: Any) -> nn.Module:
+    """ConvNN attention to the nine nearest, unless told otherwise."""
+    return ConvNNAttention(dim, num_heads, **{"k": 9, **options})
+
+
+ATTENTIONS: dict[str, Any] = {
+    "attention": self_attention,
+    "convnn": attention,
+    "kvt": kvt,
+    "local": local,
+    "sparse": sparse,
+    "linear": LinearAttention,
+}
+
+
+def convolution_of(layer: str | Convolution, options: dict[str, Any]) -> Convolution:
+    """The factory of a name, with options, or the factory that was given."""
+    return _factory(layer, options, CONVOLUTIONS)
+
+
+def attention_of(layer: str | Attention, options: dict[str, Any]) -> Attention:
+    """The factory of a name, with options, or the factory that was given."""
+    return _factory(layer, options, ATTENTIONS)
+
+
+def _factory(layer: Any, options: dict[str, Any], known: dict[str, Any]) -> Any:
+    if options and not isinstance(layer, str):
+        raise TypeError(f"options are for a layer by name; give {', '.join(sorted(options))} to the factory instead")
+    chosen = resolve("layer", layer, known)
+    return partial(chosen, **options) if options else chosen

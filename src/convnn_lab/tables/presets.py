@@ -1,0 +1,87 @@
+"""From the configuration of a row to the model that was published for it, to the last parameter.
+
+The library's own defaults are what a user expects today; these are what was run: BatchNorm and a 1x1 with bias after
+every layer of VGG, 13 of the 16 convolutions of ResNet-50 replaced, a LayerNorm after the patches and none at the end
+of the ViT, sinusoidal positions, projections without bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from convnn import ConvNN2d, HybridConv2d, models
+from convnn.candidates import grid, random
+from convnn.descriptor import scaled_concat
+
+CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
+
+
+def build(configuration: Mapping[str, Any], dataset: str, *, device: str | None = None) -> nn.Module:
+    """Make the published model of a row."""
+    makers = {"vgg11": _vgg, "resnet50": _resnet, "vit_tiny": _vit, "vit_base": _vit}
+    name = configuration.get("model")
+    if name not in makers or dataset not in CLASSES:
+        raise ValueError(f"no published model for {name!r} on {dataset!r}; there are {', '.join(makers)}")
+    return makers[name](dict(configuration), {"num_classes": CLASSES[dataset], "device": device})
+
+
+def image_size(configuration: Mapping[str, Any]) -> int:
+    """The side of the images a row was run on: CIFAR at its own size for VGG, and resized for the ViTs."""
+    return 32 if configuration["model"] == "vgg11" else 224
+
+
+def _vgg(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
+    options = {"k": row.get("k", 9), "patch": row.get("patch", 1), "candidates": _candidates(row)}
+    options |= {"position": scaled_concat(0.5)} if row.get("position") else {}
+    size = row.get("kernel_size", 3)
+
+    def layer(inputs: int, outputs: int, /, *, stride: int = 1, bias: bool = True) -> nn.Module:  # noqa: ARG001
+        made = HybridConv2d(inputs, outputs, size, ratio=row["ratio"], **options)
+        if isinstance(made.convnn, ConvNN2d):
+            # Whatever the size of the convolution, the map that was searched had a padding of 1; none for up to four.
+            side, k = (3, options["k"]) if options["k"] > 4 else (1, options["k"])
+            found, choices = made.convnn.out_channels, {**options, "similarity": "cosine", "k": k}
+            made.convnn = ConvNN2d(inputs, found, side, padding=side // 2, **choices)
+        return made
+
+    return models.create("vgg11", layer=layer, batch_norm=True, **given)
+
+
+def _resnet(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
+    options: dict[str, Any] = {"k": row.get("k", 9), "candidates": _candidates(row)}
+    if row["layer"] == "conv":
+        return models.create("resnet50", bias=True, **given)
+    if row["layer"] == "convnn":
+        return models.create("resnet50", layer="convnn", **options, **given)
+    biases = {"convnn_bias": False, "conv_bias": True, "pointwise_bias": True}
+    return models.create("resnet50", layer="hybrid", ratio=row.get("ratio", 0.5), **options, **biases, **given)
+
+
+def _vit(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
+    layer, heads = row["layer"], row.get("heads", 1)
+    options: dict[str, Any] = {"heads": heads, "positions": "sinusoidal", "norm": "patch", "eps": 1e-5, "dropout": 0.1}
+    options |= {"layer": layer, "qkv_bias": False, "proj_bias": False}
+    if layer == "convnn":
+        options |= {"k": row["k"], "kernel": row.get("kernel", "depthwise"), "kernel_drop": 0.1}
+        if row.get("candidates", "all") != "all":
+            # With one head the candidates were taken before the projection, with twelve after it.
+            subset = "before" if heads == 1 else "after"
+            options |= {"candidates": _candidates(row), "self_score": "one", "subset": subset}
+    elif layer == "kvt":
+        options |= {"k": row["k"], "attn_drop": 0.1}
+    elif layer == "sparse":
+        options |= {"pattern": "band", "stride": 24, "attn_drop": 0.1}
+    elif layer in ("attention", "local"):
+        options |= {"attn_drop": 0.1}
+    return models.create(row["model"], **options, **given)
+
+
+def _candidates(row: dict[str, Any]) -> Any:
+    """As it was run: random ones drawn again in evaluation too, and from the padded map."""
+    kind = row.get("candidates", "all")
+    if kind == "all":
+        return None
+    return random(row["r"], eval="redraw") if kind == "random" else grid(row["r"])

@@ -1,0 +1,102 @@
+"""Every row of every table, counted again: parameters, the thesis's GFLOPS, true operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from convnn_lab.reproduce import cut
+from convnn_lab.tables import TABLES, Row
+from convnn_lab.tables.flops import Flops, count
+from convnn_lab.tables.presets import build, image_size
+
+_SEEN: dict[str, tuple[int, Flops]] = {}
+
+
+def counts(row: Row) -> tuple[int, Flops]:
+    key = repr((row.dataset, sorted((k, v) for k, v in row.configuration.items() if k not in ("lr", "epochs"))))
+    if key not in _SEEN:
+        model = build(row.configuration, row.dataset, device="meta")
+        flops = count(model, image_size(row.configuration), fused=bool(row.configuration.get("fused")))
+        _SEEN[key] = sum(parameter.numel() for parameter in model.parameters()), flops
+    return _SEEN[key]
+
+
+# Where the thesis prints another number than its own architecture has; each row says why in its note.
+TYPOS = {("vgg-patch", "Branching, 0.5, patch 2", "cifar100")}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_counts_to_what_was_printed_and_logged(name: str) -> None:
+    for row in TABLES[name].rows:
+        if "model" not in row.configuration:
+            continue
+        parameters, flops = counts(row)
+        said = f"{name}: {row.label}, {row.dataset}"
+        if row.printed.parameters is not None:
+            agrees = f"{cut(parameters / 1e6, 3)}M" == row.printed.parameters
+            assert agrees != ((name, row.label, row.dataset) in TYPOS), said
+            assert agrees or row.note, said
+        if row.logged is not None:
+            assert parameters == round(row.logged.parameters * 1e6), said
+            assert flops.thesis == pytest.approx(row.logged.gflops * 1e9, abs=6), said
+        elif row.printed.gflops is not None:
+            digits = len(row.printed.gflops.partition(".")[2])
+            assert cut(flops.thesis / 1e9, digits) == row.printed.gflops, said
+
+
+RANDOM = {"k": 9, "candidates": "random", "r": 32}
+SPATIAL = {"k": 9, "candidates": "spatial", "r": 128}
+EXACT: list[Any] = [  # model, options, data, parameters, GFLOPS of the thesis's count to 8 digits, true GFLOPS
+    ({"model": "vgg11", "ratio": 0.0}, "cifar10", 130_015_690, 0.29368320, 0.599),
+    ({"model": "vgg11", "ratio": 0.5}, "cifar100", 130_384_420, 0.32607037, 0.632),
+    ({"model": "vgg11", "ratio": 1.0, "position": True}, "cifar10", 130_015_690, 0.33130096, 0.637),
+    ({"model": "vgg11", "ratio": 0.5, "patch": 2}, "cifar10", 199_152_778, 0.30754035, 1.071),
+    ({"model": "vgg11", "ratio": 0.5, "patch": 2}, "cifar100", 199_521_508, 0.30827763, 1.072),
+    ({"model": "vgg11", "ratio": 1.0, "patch": 2}, "cifar10", 268_289_866, 0.30754035, 1.530),
+    ({"model": "vgg11", "ratio": 1.0, "patch": 2}, "cifar100", 268_658_596, 0.30827763, 1.530),
+    ({"model": "vit_tiny", "layer": "attention"}, "cifar10", 5_479_306, 2.50793184, 2.507),
+    ({"model": "vit_tiny", "layer": "local"}, "cifar10", 4_299_658, 1.99161926, 1.987),
+    ({"model": "vit_tiny", "layer": "local"}, "cifar100", 4_317_028, 1.99165382, 1.987),
+    ({"model": "vit_tiny", "layer": "kvt", "k": 100}, "cifar100", 5_496_676, 2.50843211, 2.507),
+    ({"model": "vit_tiny", "layer": "sparse"}, "cifar10", 5_479_306, 2.50979467, 2.507),
+    ({"model": "vit_tiny", "layer": "convnn", "k": 9}, "cifar10", 5_500_042, 2.33318496, 2.336),
+    ({"model": "vit_tiny", "layer": "convnn", **RANDOM}, "cifar10", 5_500_042, 2.03742048, 2.041),
+    ({"model": "vit_tiny", "layer": "convnn", "k": 9, "kernel": "separable"}, "cifar10", 5_942_410, 2.33318496, 2.511),
+    ({"model": "vit_tiny", "layer": "convnn", "k": 9, "kernel": "standard"}, "cifar100", 9_477_988, 2.33321952, 3.897),
+    ({"model": "resnet50", "layer": "conv"}, "imagenet", 25_583_592, 8.17836851, 8.178),
+    ({"model": "resnet50", "layer": "convnn", "k": 9}, "imagenet", 25_557_032, 10.32144896, 13.327),
+    ({"model": "resnet50", "layer": "hybrid", "k": 4}, "imagenet", 24_191_240, 10.65542042, 12.826),
+    ({"model": "resnet50", "layer": "hybrid", **RANDOM, "k": 16, "r": 64}, "imagenet", 29_671_688, 5.68606720, 9.861),
+    ({"model": "vit_base", "layer": "attention", "heads": 12}, "imagenet", 86_379_496, 35.13143885, 35.128),
+    ({"model": "vit_base", "layer": "convnn", "heads": 1, "k": 16}, "imagenet", 86_526_952, 34.44516019, 34.470),
+    ({"model": "vit_base", "layer": "convnn", "heads": 12, "k": 9}, "imagenet", 86_386_408, 34.43245133, 34.445),
+    ({"model": "vit_base", "layer": "convnn", "heads": 1, **RANDOM}, "imagenet", 86_462_440, 31.49761613, 31.510),
+    ({"model": "vit_base", "layer": "convnn", "heads": 12, **SPATIAL}, "imagenet", 86_386_408, 34.18190515, 34.194),
+    ({"model": "vit_base", "layer": "kvt", "heads": 12, "k": 9}, "imagenet", 86_379_496, 35.13702734, 35.128),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: f"{case[0]['model']}-{case[1]}-{case[2]}")
+def test_counts_are_exact_to_the_last_digit(case: Any) -> None:
+    configuration, dataset, parameters, convention, true = case
+    made, flops = counts(Row("", dataset, configuration))
+    assert made == parameters
+    assert flops.thesis == pytest.approx(convention * 1e9, abs=6)
+    assert flops.true / 1e9 == pytest.approx(true, abs=6e-4)
+
+
+def test_a_fused_row_hides_its_aggregation_from_the_thesiss_count() -> None:
+    plain, fused = (
+        counts(Row("", "imagenet", {"model": "vit_base", "layer": "convnn", "heads": 12, "k": 25, "fused": fused}))[1]
+        for fused in (False, True)
+    )
+    assert plain.thesis - fused.thesis == 12 * 197 * 25 * 768
+    assert fused.thesis == pytest.approx(34.41611136e9, abs=6)
+    assert plain.true == fused.true
+
+
+def test_what_has_no_model_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no published model for None on 'none'"):
+        build(TABLES["fast-speed"].rows[0].configuration, "none")
