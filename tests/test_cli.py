@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from convnn.backends import BACKENDS
-from convnn_lab import cli, verify
+from convnn_lab import cli, tables, verify
 from convnn_lab.verify.drawing import Answer, Problem
 from convnn_lab.verify.rows import Comparison
 
@@ -316,7 +316,7 @@ def test_reproduce_lists_tables_and_says_what_it_cannot(capsys: pytest.CaptureFi
     assert all(name in listed for name in ("vary-lambda", "vit-imagenet-candidates", "fast-correctness"))
     for arguments, message in (
         (["nothing", "--static"], "unknown table 'nothing'; known are vary-lambda"),
-        (["vgg-k"], "training rows needs the training laboratory"),
+        (["vgg-k"], "running rows needs the training laboratory"),
         (["vgg-k", "--static", "--rows", "zebra"], "no row of vgg-k is called 'zebra'; there are"),
         (["fast-speed", "--static"], "the rows of fast-speed are single layers"),
     ):
@@ -332,3 +332,25 @@ def test_info_says_what_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert cli.main(["info", *arguments]) == cli.MISUSED
         assert message in capsys.readouterr().err
+
+
+def test_reproduce_fails_where_a_number_differs_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tables.TABLES["resnet-imagenet"]
+    row = replace(table.rows[1], printed=replace(table.rows[1].printed, parameters="25.558M"))
+    monkeypatch.setitem(tables.TABLES, "resnet-imagenet", replace(table, rows=(row,)))
+    assert row.note
+    assert "parameters" not in row.note
+    assert cli.main(["reproduce", "resnet-imagenet", "--static"]) == cli.FAILS
+    assert "parameters -0.001" in capsys.readouterr().out
+
+
+def test_info_counts_what_a_layer_does(tmp_path: Path) -> None:
+    for layer in ("local", "linear", "attention", "kvt", "sparse"):
+        target = tmp_path / f"{layer}.json"
+        assert cli.main(["info", "vit_tiny", "--layer", layer, "--image", "64", "--json", str(target)]) == cli.HOLDS
+        told = json.loads(target.read_text())
+        assert told["flops"] == pytest.approx(told["executed"], rel=0.02), layer
+    for arguments in (["vit_tiny", "--image", "-16"], ["resnet18", "--image", "0"], ["vit_tiny", "--channels", "0"]):
+        assert cli.main(["info", *arguments]) == cli.MISUSED

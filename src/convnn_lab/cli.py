@@ -89,6 +89,9 @@ class Info:
         """Print the table."""
         if self.json is not None:
             _require_writable(self.json)
+        for name, number in (("--image", 224 if self.image is None else self.image), ("--channels", self.channels)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
         from convnn_lab import info
 
         options = {"layer": self.layer, "ratio": self.ratio, "k": self.k, "heads": self.heads}
@@ -99,7 +102,8 @@ class Info:
         }
         given = {name: value for name, value in options.items() if value is not None}
         try:
-            told = info.inspect(self.model, given, image=self.image or 224, latency=self.latency, memory=self.memory)
+            image = 224 if self.image is None else self.image
+            told = info.inspect(self.model, given, image=image, latency=self.latency, memory=self.memory)
         except TypeError as error:
             raise ValueError(f"{self.model} does not take these options: {error}") from None
         info.show(told)
@@ -130,14 +134,14 @@ class Reproduce:
         table = reproduce.table(self.table)
         chosen = reproduce.rows(table, self.rows)
         if not self.static:
-            raise ValueError("training rows needs the training laboratory, which is not there yet; use --static")
+            raise ValueError("running rows needs the training laboratory, which is not there yet; --static counts")
         counted = reproduce.static(chosen)
         if not counted:
             raise ValueError(f"the rows of {self.table} are single layers, which have no parameters to count")
         reproduce.show(table, counted)
         if self.json is not None:
             self.json.write_text(reproduce.as_json(table, counted))
-        return HOLDS if all(each.agrees or each.row.note for each in counted) else FAILS
+        return HOLDS if all(each.explained for each in counted) else FAILS
 
 
 COMMANDS: dict[str, Any] = {"verify": Verify, "models": Models, "info": Info, "reproduce": Reproduce}

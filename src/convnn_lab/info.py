@@ -55,7 +55,7 @@ def inspect(name: str, options: dict[str, Any], *, image: int, latency: bool = F
     parameters = sum(parameter.numel() for parameter in model.parameters())
     activations = sum(_numel(layer.output) for layer in layers)
     measured = _measured(name, sized, image, latency, memory) if latency or memory else (None, None)
-    flops, ours = count(model, image).true, executed(model, image)
+    flops, ours = count(model, image, published=False).true, executed(model, image)
     return Info(name, _plain(options), image, parameters, flops, ours, activations, layers, *measured)
 
 
@@ -71,7 +71,7 @@ def _layers(model: nn.Module, image: int, channels: int) -> list[Layer]:
             continue
 
         def hook(module: Any, inputs: Any, output: Tensor, name: str = name, rule: Any = rule) -> None:
-            counts = 0 if rule is None else rule(module, inputs[0], output).true
+            counts = 0 if rule is None else rule(module, inputs[0], output, published=False).true
             parameters = sum(p.numel() for p in module.parameters())
             seen.append(Layer(name, type(module).__name__, tuple(output.shape), parameters, counts))
 
@@ -123,6 +123,7 @@ def show(info: Info) -> None:
         shape = " x ".join(map(str, layer.output[1:]))
         drawn.add_row(layer.name, layer.kind, shape, f"{layer.parameters:,}", f"{layer.flops / 1e6:,.2f}")
     console = Console()
+    console = console if console.is_terminal else Console(width=160)
     console.print(drawn)
     said = f"{info.parameters:,} parameters, {info.flops / 1e9:.3f} GFLOPS ({info.executed / 1e9:.3f} executed), "
     said += f"{info.activations:,} activations"

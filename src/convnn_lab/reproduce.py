@@ -36,10 +36,24 @@ class Counted:
     @property
     def agrees(self) -> bool:
         """Whether every printed number is the counted one, cut off where the thesis cuts."""
+        return not self.differences
+
+    @property
+    def explained(self) -> bool:
+        """Whether the note of the row speaks of every number that differs."""
+        return all(name in self.row.note for name in self.differences)
+
+    @property
+    def differences(self) -> dict[str, str]:
+        """Ours minus the printed number, where it is another."""
         printed = self.row.printed
-        own = {"parameters": f"{cut(self.parameters / 1e6, 3)}M", "gflops": self.gflops(printed.gflops)}
-        given = {"parameters": printed.parameters, "gflops": printed.gflops}
-        return all(given[name] in (None, own[name]) for name in given)
+        ours = {"parameters": cut(self.parameters / 1e6, 3), "GFLOPS": self.gflops(printed.gflops)}
+        given = {"parameters": (printed.parameters or "").removesuffix("M"), "GFLOPS": printed.gflops or ""}
+        return {
+            name: f"{float(ours[name]) - float(said):+.3f}"
+            for name, said in given.items()
+            if said and float(said) != float(ours[name])
+        }
 
     def gflops(self, like: str | None) -> str:
         """The thesis's count with as many digits as it prints."""
@@ -75,7 +89,8 @@ def static(chosen: Sequence[Row]) -> list[Counted]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for row in progress.track(chosen, description="counting"):
             if "model" in row.configuration:
-                counted.append(Counted(row, *_counts(tuple(sorted(row.configuration.items())), row.dataset)))
+                told = {name: value for name, value in row.configuration.items() if name not in ("lr", "epochs")}
+                counted.append(Counted(row, *_counts(tuple(sorted(told.items())), row.dataset)))
     return counted
 
 
@@ -99,12 +114,17 @@ def show(of: Table, counted: Sequence[Counted]) -> None:
         drawn.add_column(name)
     for name in ("parameters", "ours", "GFLOPS", "ours", "true", "executed"):
         drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("")
+    drawn.add_column("difference")
     for each in counted:
         printed = each.row.printed
         said = [printed.parameters or "-", f"{each.parameters:,}", printed.gflops or "-", each.gflops(printed.gflops)]
         said += [f"{each.true / 1e9:.3f}", f"{each.executed / 1e9:.3f}"]
-        drawn.add_row(each.row.label, each.row.dataset, *said, "" if each.agrees else "[bold]differs")
+        drawn.add_row(
+            each.row.label,
+            each.row.dataset,
+            *said,
+            ", ".join(f"{name} {by}" for name, by in each.differences.items()) or "0",
+        )
     console = _console()
     console.print(drawn)
     notes: dict[str, list[str]] = {}
@@ -124,7 +144,8 @@ def as_json(of: Table, counted: Sequence[Counted]) -> str:
     for each in counted:
         flops = {"thesis": each.convention, "true": each.true, "executed": each.executed}
         row = asdict(each.row) | {"configuration": dict(each.row.configuration)}
-        said.append({**row, "parameters": each.parameters, "flops": flops, "agrees": each.agrees})
+        told = {"agrees": each.agrees, "differences": each.differences}
+        said.append({**row, "parameters": each.parameters, "flops": flops, **told})
     return json.dumps({"table": of.name, "title": of.title, "rows": said}, indent=2) + "\n"
 
 
@@ -140,6 +161,6 @@ def listed() -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal, or wide enough for a table in a file."""
+    """As wide as the terminal, and wide enough for a table: numbers are never cut."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return Console(width=max(console.width if console.is_terminal else 160, 130))

@@ -199,3 +199,72 @@ def test_timm_extracts_features_of_convolutional_ones() -> None:
     assert [f.shape[-1] for f in features(torch.randn(1, 3, 64, 64))] == [32, 16, 8, 4, 2]
     vgg = timm.create_model("convnn_vgg11", features_only=True, layer="conv", out_indices=(0, 4))
     assert [tuple(f.shape) for f in vgg(torch.randn(1, 3, 64, 64))] == [(1, 64, 32, 32), (1, 512, 2, 2)]
+
+
+@pytest.mark.parametrize("name", ["vgg16", "resnet18"])
+def test_it_starts_as_torchvisions_do(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 64, 64)
+    with torch.device("cpu"), torch.no_grad():
+        theirs, ours = getattr(torchvision.models, name)(num_classes=10), models.create(name, num_classes=10)
+        spreads = []
+        for model in (theirs, ours):
+            stem: Any = model.features if name == "vgg16" else nn.Sequential(*list(model.children())[:-2])
+            spreads.append(stem.eval()(x).std(0).mean().item())
+    assert 0.5 < spreads[1] / spreads[0] < 2
+
+
+def test_a_vit_starts_as_timms_does() -> None:
+    ours = models.create("vit_tiny", image_size=64, layer="convnn")
+    theirs = timm.create_model("vit_tiny_patch16_224")
+    for name, weight in ours.named_parameters():
+        if "kernel" not in name and "norm" not in name and "cls" not in name and "patch_embed" not in name:
+            other = theirs.get_parameter(name)
+            assert abs(weight.std() - other.std()) < 0.1 * other.std() + 1e-6, name
+    assert (ours.get_parameter("blocks.0.attn.kernel.weight") == 1).all()
+
+
+def test_what_a_factory_made_starts_as_it_was_made() -> None:
+    def layer(inputs: int, outputs: int, /, *, stride: int = 1, bias: bool = True) -> nn.Module:
+        made = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=bias)
+        nn.init.zeros_(made.weight)
+        return made
+
+    for block in ("basic", "bottleneck"):
+        made: Any = ResNet(block, (1, 1, 1, 1), layer=layer)
+        assert made.layer1[0].conv2.weight.abs().max() == 0
+        assert made.conv1.weight.abs().max() > 0
+
+
+def test_devices_types_and_sizes_mean_what_they_say() -> None:
+    for name, options in (("resnet18", {"layer": "hybrid"}), ("vit_tiny", {"image_size": 64})):
+        made = models.create(name, num_classes=3, dtype=torch.float64, **options)
+        assert {parameter.dtype for parameter in made.parameters()} == {torch.float64}
+        assert made(torch.randn(1, 3, 64, 64, dtype=torch.float64)).dtype == torch.float64
+    half = models.create("vit_tiny", image_size=64, dtype=torch.bfloat16)
+    assert half(torch.randn(1, 3, 96, 64).bfloat16()).dtype == torch.bfloat16
+    with pytest.raises((RuntimeError, AssertionError)):  # the first accelerator, where there is none
+        models.create("resnet18", device=torch.cuda.device_count() + 7)
+    wrong: list[dict[str, Any]] = [{"image_size": -64}, {"image_size": 64.0}, {"patch": 0}, {"in_channels": 0}]
+    for given in wrong:
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+            models.create("vit_tiny", **given)
+    with pytest.raises(ValueError, match=r"a ResNet has four stages, got depths of \(1, 1, 1\)"):
+        ResNet("basic", (1, 1, 1))
+
+
+def test_strided_convolutions_can_be_written_out() -> None:
+    one = models.create("resnet18", layer="hybrid", ratio=0.25, device="meta")
+    other = models.create("resnet18", layer="hybrid", ratio=0.25, strided="conv", device="meta")
+    assert repr(one) == repr(other)
+    both = models.create("resnet18", layer="hybrid", ratio=0.25, strided="hybrid", device="meta")
+    assert type(both.get_submodule("layer2.0.conv1")).__name__ == "HybridConv2d"
+
+
+def test_timms_ordinary_arguments_work_or_are_refused_by_name() -> None:
+    model: Any = timm.create_model("convnn_vgg11", drop_rate=0.3, global_pool="avg", num_classes=3)
+    assert model.classifier[2].p == 0.3
+    timm.create_model("convnn_resnet18", drop_rate=0.0, drop_path_rate=0.0, img_size=64)
+    for options in ({"drop_rate": 0.1}, {"drop_path_rate": 0.1}, {"global_pool": "max"}, {"output_stride": 16}):
+        with pytest.raises(ValueError, match=f"convnn_resnet18 takes {next(iter(options))}="):
+            timm.create_model("convnn_resnet18", **options)

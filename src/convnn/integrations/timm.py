@@ -77,10 +77,27 @@ class _Convolutional(nn.Module):
 
     def __new__(cls, name: str, **options: Any) -> Any:
         in_channels = options.pop("in_chans", 3)
-        given = {"layer": "hybrid", **options}
+        given = {"layer": "hybrid", **_translated(name, options)}
         model: Any = models.create(name, in_channels=in_channels, **given)
         model.feature_info = _stages(name, model)
         return model
+
+
+def _translated(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """timm's ordinary arguments as the models' own; what they cannot do is refused by name."""
+    left = dict(options)
+    rate = left.pop("drop_rate", 0.0)
+    if rate and name in vgg.CONFIGURATIONS:
+        left["dropout"] = rate
+        rate = 0.0
+    asked = {"drop_rate": rate, "drop_path_rate": left.pop("drop_path_rate", 0.0)}
+    asked |= {"global_pool": left.pop("global_pool", "avg"), "output_stride": left.pop("output_stride", 32)}
+    left.pop("img_size", None)  # any size will do
+    plain: dict[str, Any] = {"drop_rate": 0.0, "drop_path_rate": 0.0, "global_pool": "avg", "output_stride": 32}
+    for argument, value in asked.items():
+        if value is not None and value != plain[argument]:
+            raise ValueError(f"convnn_{name} takes {argument}={plain[argument]!r} only, got {value!r}")
+    return left
 
 
 def _stages(name: str, model: Any) -> list[dict[str, Any]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import nn
 
 from convnn.layers import ConvNN2d, ConvNNAttention, HybridConv2d, LinearAttention
@@ -53,14 +54,43 @@ def attention(dim: int, num_heads: int, /, **options: Any) -> nn.Module:
     return ConvNNAttention(dim, num_heads, **{"k": 9, **options})
 
 
+def nearest(dim: int, num_heads: int, /, **options: Any) -> nn.Module:
+    """Attention to the nine nearest without a kernel, unless told otherwise."""
+    return kvt(dim, num_heads, **{"k": 9, **options})
+
+
+def strided(dim: int, num_heads: int, /, **options: Any) -> nn.Module:
+    """The Sparse Transformer's pattern with a stride of 16, unless told otherwise."""
+    return sparse(dim, num_heads, **{"stride": 16, **options})
+
+
 ATTENTIONS: dict[str, Any] = {
     "attention": self_attention,
     "convnn": attention,
-    "kvt": kvt,
+    "kvt": nearest,
     "local": local,
-    "sparse": sparse,
+    "sparse": strided,
     "linear": LinearAttention,
 }
+
+
+def placed(device: torch.device | str | int | None) -> Any:
+    """Where parameters are made."""
+    return torch.device(torch.get_default_device() if device is None else device)
+
+
+def initialised(model: nn.Module, kept: Iterable[nn.Module] = ()) -> None:
+    """Start convolutions by the spread of their outputs, as torchvision does; biases at 0.
+
+    Hybrid layers start as they are: there is nothing between their kernels and the 1x1 that would halve the spread.
+    """
+    hybrids = [module for module in model.modules() if isinstance(module, HybridConv2d)]
+    left = {id(part) for module in (*hybrids, *kept) for part in module.modules()}
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, ConvNN2d)) and id(module) not in left:
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def convolution_of(layer: str | Convolution, options: dict[str, Any]) -> Convolution:

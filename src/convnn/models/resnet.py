@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from convnn import checks
-from convnn.layers import ConvNN2d
-from convnn.models.factories import Convolution, conv, convolution_of
+from convnn.models.factories import Convolution, conv, convolution_of, initialised, placed
 
 Depths = Sequence[int]
 CONFIGURATIONS: dict[str, tuple[str, Depths]] = {
@@ -26,6 +25,7 @@ class Basic(nn.Module):
     """Two 3x3 convolutions and what came in."""
 
     expansion: ClassVar[int] = 1
+    from_factory: ClassVar[tuple[str, ...]] = ("conv1", "conv2")
 
     def __init__(
         self, inputs: int, width: int, stride: int, make: Convolution, strided: Convolution, bias: bool
@@ -49,6 +49,7 @@ class Bottleneck(nn.Module):
     """A 3x3 convolution between two 1x1, and what came in; the stride is in the 3x3."""
 
     expansion: ClassVar[int] = 4
+    from_factory: ClassVar[tuple[str, ...]] = ("conv2",)
 
     def __init__(
         self, inputs: int, width: int, stride: int, make: Convolution, strided: Convolution, bias: bool
@@ -109,7 +110,8 @@ class ResNet(nn.Module):
         strided: str | Convolution | None = None,
         stem: Literal["imagenet", "cifar"] = "imagenet",
         bias: bool = False,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -118,9 +120,12 @@ class ResNet(nn.Module):
         checks.whole("num_classes", num_classes, 0)
         checks.whole("in_channels", in_channels, 1)
         make = convolution_of(layer, options)
-        halve = conv if strided is None else convolution_of(strided, options if isinstance(strided, str) else {})
+        plain = strided is None or strided == "conv"
+        halve = conv if plain else convolution_of(strided, options if strided == layer else {})  # type: ignore[arg-type]
+        if len(depths) != 4:
+            raise ValueError(f"a ResNet has four stages, got depths of {tuple(depths)}")
         kind, channels = BLOCKS[block], 64
-        with torch.device(device or torch.get_default_device()):
+        with placed(device):
             size, stride = (7, 2) if stem == "imagenet" else (3, 1)
             self.conv1 = nn.Conv2d(in_channels, 64, size, stride, size // 2, bias=bias)
             self.bn1, self.relu = nn.BatchNorm2d(64), nn.ReLU(inplace=True)
@@ -135,12 +140,10 @@ class ResNet(nn.Module):
             self.avgpool = nn.AdaptiveAvgPool2d(1)
             self.fc = _head(channels, num_classes)
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, channels, channels
-        self._initialise()
-
-    def _initialise(self) -> None:
-        for module in self.modules():
-            if isinstance(module, (nn.Conv2d, ConvNN2d)):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        # What a factory made starts as it was made.
+        blocks_ = [m for m in self.modules() if isinstance(m, (Basic, Bottleneck)) and not isinstance(layer, str)]
+        initialised(self, [getattr(each, name) for each in blocks_ for name in each.from_factory])
+        self.to(dtype=dtype)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The map before it is pooled for the classifier."""

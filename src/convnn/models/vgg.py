@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from convnn import checks
-from convnn.models.factories import Convolution, convolution_of
+from convnn.models.factories import Convolution, convolution_of, initialised, placed
 
 # Channels of the convolutions between poolings; "1" marks one of 1x1.
 CONFIGURATIONS: dict[str, Sequence[Sequence[int | tuple[int, str]]]] = {
@@ -35,6 +35,8 @@ class VGG(nn.Module):
         layer: what stands where a 3x3 convolution stood: a name of :mod:`convnn.models.factories` or a factory.
         batch_norm: whether a BatchNorm follows every convolution.
         dropout: of the classifier.
+        init: how it starts: as torchvision's do, by the spread of outputs, or as torch's layers do by themselves.
+            Layers of a factory start as they were made.
         options: of the layer, where it is given by name.
 
     Shape:
@@ -50,19 +52,24 @@ class VGG(nn.Module):
         layer: str | Convolution = "conv",
         batch_norm: bool = False,
         dropout: float = 0.5,
-        device: torch.device | str | None = None,
+        init: Literal["torchvision", "torch"] = "torchvision",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         checks.whole("num_classes", num_classes, 0)
+        checks.one_of("init", init, ("torchvision", "torch"))
         checks.whole("in_channels", in_channels, 1)
-        with torch.device(device or torch.get_default_device()):
+        with placed(device):
             make, channels = convolution_of(layer, options), in_channels
             layers: list[nn.Module] = []
+            made: list[nn.Module] = []
             for block in blocks:
                 for width in block:
                     outputs, pointwise = (width, False) if isinstance(width, int) else (width[0], True)
                     layers.append(nn.Conv2d(channels, outputs, 1) if pointwise else make(channels, outputs))
+                    made += [] if pointwise else [layers[-1]]
                     layers += [nn.BatchNorm2d(outputs)] if batch_norm else []
                     layers.append(nn.ReLU(inplace=True))
                     channels = outputs
@@ -73,6 +80,13 @@ class VGG(nn.Module):
             hidden += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout)]
             self.classifier = nn.Sequential(*hidden, _head(4096, num_classes))
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, channels, 4096
+        if init == "torchvision":
+            initialised(self.features, () if isinstance(layer, str) else made)
+            for module in self.classifier:
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=0.01)
+                    nn.init.zeros_(module.bias)
+        self.to(dtype=dtype)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The map before it is pooled for the classifier."""

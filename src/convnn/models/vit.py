@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from convnn import checks
 from convnn.descriptor import sinusoids
-from convnn.models.factories import Attention, attention_of
+from convnn.layers import shapes
+from convnn.models.factories import Attention, attention_of, placed
 
 # Channels, blocks, heads, patch.
 CONFIGURATIONS: dict[str, tuple[int, int, int, int]] = {
@@ -74,6 +76,8 @@ class ViT(nn.Module):
         qkv_bias: whether the attention's first projection has a bias, where the layer is given by name.
         dropout: after attention and in the linear layers.
         eps: of the LayerNorms.
+        init: how it starts: as timm's do, or as torch's layers do by themselves. Layers of a factory start as they were
+            made.
         options: of the layer, where it is given by name.
 
     Shape:
@@ -96,18 +100,23 @@ class ViT(nn.Module):
         qkv_bias: bool = True,
         dropout: float = 0.0,
         eps: float = 1e-6,
-        device: torch.device | str | None = None,
+        init: Literal["timm", "torch"] = "timm",
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         checks.one_of("positions", positions, ("learned", "sinusoidal"))
         checks.one_of("norm", norm, ("final", "patch"))
         checks.whole("num_classes", num_classes, 0)
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        checks.whole("in_channels", in_channels, 1)
+        checks.whole("patch", patch, 1)
+        checks.one_of("init", init, ("timm", "torch"))
+        size = shapes.each("image_size", image_size, 2)
         self.patch, self.grid = patch, tuple(side // patch for side in self._divided(size, patch))
         options = {"qkv_bias": qkv_bias, **options} if isinstance(layer, str) else options
         make, normal = attention_of(layer, options), partial(nn.LayerNorm, eps=eps)
-        with torch.device(device or torch.get_default_device()):
+        with placed(device):
             self.patch_embed = PatchEmbed(patch, in_channels, dim)
             self.norm_pre = normal(dim) if norm == "patch" else nn.Identity()
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
@@ -119,13 +128,13 @@ class ViT(nn.Module):
             self.norm = normal(dim) if norm == "final" else nn.Identity()
             self.head = _head(dim, num_classes)
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, dim, dim
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start positions, class token and head as ViTs do; the rest starts as its own layers do."""
         nn.init.normal_(self.cls_token, std=1e-6)
         if self.pos_embed is not None:
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        if init == "timm":
+            kept = set() if isinstance(layer, str) else {id(m) for b in blocks for m in b.attn.modules()}
+            _initialise(module for module in self.modules() if id(module) not in kept)
+        self.to(dtype=dtype)
 
     def _divided(self, size: tuple[int, ...], patch: int) -> tuple[int, ...]:
         if any(side % patch or not side for side in size):
@@ -140,8 +149,8 @@ class ViT(nn.Module):
             return self.pos_embed
         first, cells = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         cells = cells.mT.unflatten(2, self.grid)
-        cells = F.interpolate(cells, size=grid, mode="bicubic", antialias=True, align_corners=False)
-        return torch.cat([first, cells.flatten(2).mT], 1)
+        resized = F.interpolate(cells.float(), size=grid, mode="bicubic", antialias=True, align_corners=False)
+        return torch.cat([first, resized.to(first.dtype).flatten(2).mT], 1)
 
     def embedded(self, x: Tensor) -> Tensor:
         """The tokens that enter the first block, ``(B, 1 + N, dim)``."""
@@ -170,6 +179,15 @@ class ViT(nn.Module):
         """Put a new last layer for so many classes, or none for 0."""
         self.num_classes = num_classes
         self.head = _head(self.num_features, num_classes).to(self.cls_token)
+
+
+def _initialise(modules: Iterable[nn.Module]) -> None:
+    """Start linear layers small, and their biases at 0."""
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def _head(channels: int, num_classes: int) -> nn.Module:

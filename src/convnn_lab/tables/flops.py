@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from convnn import ConvNN2d, ConvNNAttention
+from convnn import ConvNN2d, ConvNNAttention, LinearAttention
 from convnn.candidates import Grid
 from convnn.layers.windows import Windows
 from convnn.models.vit import Block, ViT
@@ -37,11 +37,13 @@ class Flops(NamedTuple):
     true: int = 0
 
 
-def count(model: nn.Module, image: int, *, fused: bool = False) -> Flops:
+def count(model: nn.Module, image: int, *, fused: bool = False, published: bool = True) -> Flops:
     """Count the operations of a model on the meta device, for one image.
 
     Args:
         fused: the aggregation of ConvNN attention is one kernel, of which the thesis's count sees nothing.
+        published: count a search as it was run, over all cells of the padded map and in padded windows; otherwise
+            as the layer is defined.
     """
     counted: list[Flops] = []
     hooks = []
@@ -49,7 +51,7 @@ def count(model: nn.Module, image: int, *, fused: bool = False) -> Flops:
         rule = next(rule for kind, rule in RULES.items() if isinstance(module, kind))
 
         def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor, rule: Any = rule) -> None:
-            counted.append(rule(module, inputs[0], output))
+            counted.append(rule(module, inputs[0], output, published=published))
 
         hooks.append(module.register_forward_hook(hook))
     searches = [module for module in model.modules() if isinstance(module, (ConvNN2d, ConvNNAttention))]
@@ -93,39 +95,42 @@ def _counted_alone(module: nn.Module) -> Iterator[nn.Module]:
     """The modules with a rule; what is inside a search is counted with it."""
     if isinstance(module, tuple(RULES)):
         yield module
-    if not isinstance(module, (ConvNN2d, ConvNNAttention)):
+    if not isinstance(module, (ConvNN2d, ConvNNAttention, LinearAttention)):
         for child in module.children():
             yield from _counted_alone(child)
 
 
-def _convolution(module: nn.Conv2d, x: Tensor, y: Tensor) -> Flops:  # noqa: ARG001
+def _convolution(module: nn.Conv2d, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:  # noqa: ARG001
     macs = y.numel() * module.weight[0].numel()
     return Flops(0 if isinstance(module.padding, str) else 2 * macs, 2 * macs)
 
 
-def _linear(module: nn.Linear, x: Tensor, y: Tensor) -> Flops:  # noqa: ARG001
+def _linear(module: nn.Linear, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:  # noqa: ARG001
     macs = y.numel() * module.in_features
     return Flops(2 * macs, 2 * macs)
 
 
-def _search(module: ConvNN2d, x: Tensor, y: Tensor) -> Flops:
+def _search(module: ConvNN2d, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:
     patch = module.patch
     channels = module.in_channels * patch**2
     ends = [sum(end) if module.include_padding else 0 for end in module.ends]
     cells = prod(n // patch + end for n, end in zip(x.shape[2:], ends, strict=True))
     positioned = module.position is not None
     compared = channels + 2 * positioned
+    combined = 2 * y.numel() * module.weight[0].numel()
+    if not module.by_features:
+        return Flops(combined, combined)
     asked = cells if module.candidates is None else module.candidates.count  # type: ignore[attr-defined]
     keys = min(asked, cells)
-    scores = 2 * cells * keys * compared
+    asking = cells if published else y.numel() // (module.out_channels * patch**2)
+    scores = 2 * asking * keys * compared
     # Where a grid stands was computed too: a product and a sum for each of its cells.
     numbered = 2 * keys if isinstance(module.candidates, Grid) and keys < cells else 0
     scaled = cells * compared if positioned else 0  # the share of features and the share of coordinates
-    combined = 2 * y.numel() * module.weight[0].numel()
     return Flops(scores + numbered + scaled, scores + combined)
 
 
-def _attention(module: ConvNNAttention, x: Tensor, y: Tensor) -> Flops:
+def _attention(module: ConvNNAttention, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:
     n, d, heads = x.shape[-2], module.v_dim, module.num_heads
     keys = n if module.candidates is None else module.candidates.count  # type: ignore[attr-defined]
     projected = keys if module.subset == "before" else n
@@ -138,7 +143,7 @@ def _attention(module: ConvNNAttention, x: Tensor, y: Tensor) -> Flops:
         pointwise = 0 if module.kernel.pointwise is None else 2 * n * heads * module.kernel.pointwise.weight.numel()
         # Seen of the aggregation: the neighbours times their weights.
         return Flops(projections + scores + n * k * d, projections + scores + combined + pointwise)
-    if module.position is not None:
+    if module.position is not None and published:
         return _local(module, n, projections)
     whole = projections + scores + 2 * n * keys * d
     masked = 4 if module.mask.count else 0
@@ -155,11 +160,17 @@ def _local(module: ConvNNAttention, n: int, projections: int) -> Flops:
     return Flops(projections + 2 * scores + 345_216, projections + 2 * scores)
 
 
-def _residuals(module: Block, x: Tensor, y: Tensor) -> Flops:  # noqa: ARG001
+def _sums(module: LinearAttention, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:  # noqa: ARG001
+    n, d = x.shape[-2:]
+    macs = 4 * n * d * d + 2 * n * d * (d // module.num_heads + 1)
+    return Flops(2 * macs, 2 * macs)
+
+
+def _residuals(module: Block, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:  # noqa: ARG001
     return Flops(2 * x.numel(), 0)
 
 
-def _positions(module: ViT, x: Tensor, y: Tensor) -> Flops:  # noqa: ARG001
+def _positions(module: ViT, x: Tensor, y: Tensor, *, published: bool = True) -> Flops:  # noqa: ARG001
     tokens = prod(side // module.patch for side in x.shape[-2:]) + 1
     return Flops(tokens * module.num_features, 0)
 
@@ -167,6 +178,7 @@ def _positions(module: ViT, x: Tensor, y: Tensor) -> Flops:  # noqa: ARG001
 RULES: dict[type[nn.Module], Callable[..., Flops]] = {
     ConvNN2d: _search,
     ConvNNAttention: _attention,
+    LinearAttention: _sums,
     nn.Conv2d: _convolution,
     nn.Linear: _linear,
     Block: _residuals,
@@ -177,25 +189,42 @@ RULES: dict[type[nn.Module], Callable[..., Flops]] = {
 def executed(model: nn.Module, image: int) -> int:
     """Count what this library computes for one image: matrix products and convolutions, and depthwise kernels.
 
-    The search is the one that runs: a score for every window and key, and a second look at the chosen pairs.
+    The search is the one that runs: a score for every window and key, and a second look at the chosen pairs. There is
+    no fused kernel yet; a row that was run with one is counted as it runs here.
     """
-    by_channel: list[int] = []
+    searches = [module for module in model.modules() if isinstance(module, (ConvNN2d, ConvNNAttention))]
+    shapes: list[tuple[Any, torch.Size]] = []
 
-    def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG001
-        # Products by element, which no counter of matrix products sees.
-        tokens, taps = inputs[0].shape[-2], module.kernel.weight.shape[-1]
-        by_channel.append(2 * tokens * module.v_dim * taps)
+    def noted(module: Any, x: Tensor) -> Tensor:
+        shapes.append((module, x.shape))
+        return _shaped(module, x)
 
-    depthwise = [
-        module.register_forward_hook(hook)
-        for module in model.modules()
-        if isinstance(module, ConvNNAttention) and module.kernel is not None and module.kernel.kind != "standard"
-    ]
     try:
-        with torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
-            warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
-            model(torch.empty(1, _channels(model), image, image, device="meta"))
+        for search in searches:
+            search.forward = partial(noted, search)  # type: ignore[method-assign]
+        total = _run(model, torch.Size((1, _channels(model), image, image)))
     finally:
-        for each in depthwise:
-            each.remove()
-    return counter.get_total_flops() + sum(by_channel)
+        for search in searches:
+            del search.forward
+    seen: dict[str, int] = {}
+    for layer, shape in shapes:
+        # Layers alike cost alike, and searching on the meta device takes its time.
+        key = f"{layer} {[tuple(p.shape) for p in layer.parameters()]} {layer.candidates} {shape}"
+        if key not in seen:
+            seen[key] = _run(layer, shape) + _by_channel(layer, shape)
+        total += seen[key]
+    return total
+
+
+def _run(module: nn.Module, shape: torch.Size) -> int:
+    with torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
+        module(torch.empty(shape, device="meta"))
+    return counter.get_total_flops()
+
+
+def _by_channel(module: nn.Module, shape: torch.Size) -> int:
+    """Products by element, which no counter of matrix products sees."""
+    if not isinstance(module, ConvNNAttention) or module.kernel is None or module.kernel.kind == "standard":
+        return 0
+    return 2 * shape[-2] * module.v_dim * module.kernel.weight.shape[-1]

@@ -47,7 +47,7 @@ def _vgg(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
             made.convnn = ConvNN2d(inputs, found, side, padding=side // 2, **choices)
         return made
 
-    return models.create("vgg11", layer=layer, batch_norm=True, **given)
+    return models.create("vgg11", layer=layer, batch_norm=True, init="torch", **given)
 
 
 def _resnet(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
@@ -62,8 +62,15 @@ def _resnet(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
 
 def _vit(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
     layer, heads = row["layer"], row.get("heads", 1)
-    options: dict[str, Any] = {"heads": heads, "positions": "sinusoidal", "norm": "patch", "eps": 1e-5, "dropout": 0.1}
-    options |= {"layer": layer, "qkv_bias": False, "proj_bias": False}
+    options: dict[str, Any] = {
+        "heads": heads,
+        "positions": "sinusoidal",
+        "norm": "patch",
+        "eps": 1e-5,
+        "dropout": 0.1,
+        "init": "torch",
+    }
+    options |= {"layer": layer, "qkv_bias": False, "proj_bias": False, "init": "torch"}
     if layer == "convnn":
         options |= {"k": row["k"], "kernel": row.get("kernel", "depthwise"), "kernel_drop": 0.1}
         if row.get("candidates", "all") != "all":
