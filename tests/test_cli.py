@@ -354,3 +354,12 @@ def test_info_counts_what_a_layer_does(tmp_path: Path) -> None:
         assert told["flops"] == pytest.approx(told["executed"], rel=0.02), layer
     for arguments in (["vit_tiny", "--image", "-16"], ["resnet18", "--image", "0"], ["vit_tiny", "--channels", "0"]):
         assert cli.main(["info", *arguments]) == cli.MISUSED
+
+
+def test_the_table_of_the_readme_is_the_one_that_is_printed() -> None:
+    printed = (Path(__file__).parent.parent / "README.md").read_text()
+    table = printed[printed.index("against torch") : printed.index("random cases, all equal")].splitlines()
+    rows = [line.split("  ") for line in table if line.rstrip().endswith("equal")]
+    said = [[cell.strip() for cell in row if cell.strip()][:3] for row in rows]
+    cases = cli.Verify().cases
+    assert said == [[c.operator, c.peer, str(cases * len(c.backends))] for c in verify.COMPARISONS]

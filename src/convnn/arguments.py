@@ -136,9 +136,6 @@ def _mask(mask: Mask | str, query: Tensor, n_queries: int, n_keys: int) -> Mask:
         if table.ndim < 2 or table.shape[-2] != 1 or not table.is_floating_point():
             came = f"{tuple(table.shape)} of {table.dtype}"
             raise ValueError(f"the table of a lookup must be floating point of shape (..., 1, T), got {came}")
-        if mask.sizes != (n_queries, n_keys):
-            raise ValueError(f"the mask is for {mask.sizes} queries and keys, got {(n_queries, n_keys)}")
-        return mask
     if not isinstance(mask, Tensor):
         rule = resolve("mask", mask, MASKS)
         sizes = getattr(rule, "sizes", None)

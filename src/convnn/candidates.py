@@ -7,7 +7,7 @@ returns such an index, or None where every key is a candidate. With r candidates
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,12 @@ class Random(nn.Module):
             ``"head"`` (every leading index).
         seed: of the draw in evaluation.
         eval: ``"fixed"``, or ``"redraw"`` for new keys at every call in evaluation too.
+
+    Example:
+        >>> among = random(3, seed=1).eval()
+        >>> first = among(torch.Size(), Cells((10,)), torch.device("cpu"))
+        >>> torch.equal(first, among(torch.Size(), Cells((10,)), torch.device("cpu")))
+        True
     """
 
     def __init__(
@@ -106,16 +112,7 @@ class Random(nn.Module):
         return chosen if places is None else places[chosen]
 
 
-def random(count: int, **options: Any) -> Random:
-    """Draw ``count`` different keys: see :class:`Random`.
-
-    Example:
-        >>> among = random(3, seed=1).eval()
-        >>> first = among(torch.Size(), Cells((10,)), torch.device("cpu"))
-        >>> torch.equal(first, among(torch.Size(), Cells((10,)), torch.device("cpu")))
-        True
-    """
-    return Random(count, **options)
+random = Random
 
 
 class Grid:

@@ -280,7 +280,7 @@ def test_impossible_candidates_are_refused() -> None:
     with pytest.raises(ValueError, match="count must be a whole number of at least 1, got 0"):
         random(0)
     with pytest.raises(ValueError, match="eval must be one of 'fixed', 'redraw', got 'maybe'"):
-        random(3, eval="maybe")
+        random(3, eval="maybe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs the size of the map, got padding 1 and no size"):
         grid(4, padding=1)
     with pytest.raises(ValueError, match=r"leave cells on every side of a map of \(4, 9\), got 2"):
@@ -351,7 +351,7 @@ def test_candidates_with_a_map_of_their_own_keep_to_the_layers() -> None:
         grid(4, size=(9, 6))(torch.Size(), padded, CPU)
     for size, message in ((5, "sides of a map, got 5"), ((5, 0), "at least 1, got 0")):
         with pytest.raises(ValueError, match=message):
-            random(3, size=size)
+            random(3, size=size)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one candidate, got none"):
         nearest(randn(3, 2), randn(4, 2), k="all", candidates=torch.zeros(0).long())
     assert draw(random(3, seed=2**70).eval()).shape == (3,)

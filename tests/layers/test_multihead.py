@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from convnn import MultiheadConvNN, recipes
 from convnn.candidates import grid
+from convnn.masks import neighborhood
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -276,3 +277,11 @@ def test_a_single_key_is_masked_and_the_added_one_is_not() -> None:
     query, key = torch.randn(1, 2, 12, dtype=torch.float64), torch.randn(1, 1, 12, dtype=torch.float64)
     for mask in (torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([[True], [False]])):
         torch.testing.assert_close(layer(query, key, key, attn_mask=mask), peer(query, key, key, attn_mask=mask))
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_a_rule_for_a_map_stays_one_beside_added_keys(added: bool) -> None:
+    layer = MultiheadConvNN(12, 3, batch_first=True, add_zero_attn=added, mask=neighborhood((3, 3), 3))
+    assert layer(*[torch.randn(1, 9, 12)] * 3)[0].shape == (1, 9, 12)
+    with pytest.raises(ValueError, match=r"the mask is for \(9, (9|10)\) queries and keys, got \(8, (8|9)\)"):
+        layer(*[torch.randn(1, 8, 12)] * 3)

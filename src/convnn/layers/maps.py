@@ -75,10 +75,8 @@ class ConvNNNd(Configurable):
         checks.one_of("boundary", boundary, ("pad", "shift"))
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = shapes.each("kernel_size", kernel_size, self.axes)
-        self.stride, self.dilation = (
-            shapes.each("stride", stride, self.axes),
-            shapes.each("dilation", dilation, self.axes),
-        )
+        self.stride = shapes.each("stride", stride, self.axes)
+        self.dilation = shapes.each("dilation", dilation, self.axes)
         self.padding = padding if isinstance(padding, str) else shapes.each("padding", padding, self.axes, least=0)
         self.padding_mode, self.boundary = padding_mode, boundary
         self.ends = shapes.ends(padding, self.kernel_size, self.stride, self.dilation)

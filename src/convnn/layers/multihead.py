@@ -15,7 +15,7 @@ from convnn.candidates import Candidates, Cells
 from convnn.layers import shapes
 from convnn.layers.configurable import Configurable
 from convnn.layers.kernel import Kernel, Kind
-from convnn.masks import MASKS, Mask, causal
+from convnn.masks import MASKS, Mask, Rule, causal
 from convnn.names import resolve
 from convnn.search import SelfScore
 from convnn.similarity import SIMILARITIES, Similarity
@@ -241,4 +241,6 @@ def _opened(mask: Any, keys: int, added: int) -> Any:
         said = rule(i, j.clamp(max=keys - 1))
         return torch.where(j >= keys, torch.ones_like(said) if said.dtype == torch.bool else 0.0, said)
 
+    if isinstance(rule, Rule) and rule.sizes is not None:
+        return Rule(entry, (rule.sizes[0], rule.sizes[1] + added))
     return entry

@@ -79,6 +79,11 @@ def placed(device: torch.device | str | int | None) -> Any:
     return torch.device(torch.get_default_device() if device is None else device)
 
 
+def head(channels: int, num_classes: int) -> nn.Module:
+    """The last layer of a classifier; of none for 0 classes."""
+    return nn.Linear(channels, num_classes) if num_classes else nn.Identity()
+
+
 def initialised(model: nn.Module, kept: Iterable[nn.Module] = ()) -> None:
     """Start convolutions by the spread of their outputs, as torchvision does; biases at 0.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from convnn import checks
-from convnn.models.factories import Convolution, conv, convolution_of, initialised, placed
+from convnn.models.factories import Convolution, conv, convolution_of, head, initialised, placed
 
 Depths = Sequence[int]
 CONFIGURATIONS: dict[str, tuple[str, Depths]] = {
@@ -138,7 +138,7 @@ class ResNet(nn.Module):
                     channels = width * kind.expansion
                 setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
             self.avgpool = nn.AdaptiveAvgPool2d(1)
-            self.fc = _head(channels, num_classes)
+            self.fc = head(channels, num_classes)
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, channels, channels
         # What a factory made starts as it was made.
         blocks_ = [m for m in self.modules() if isinstance(m, (Basic, Bottleneck)) and not isinstance(layer, str)]
@@ -167,8 +167,4 @@ class ResNet(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:  # noqa: ARG002
         """Put a new last layer for so many classes, or none for 0."""
         self.num_classes = num_classes
-        self.fc = _head(self.num_features, num_classes).to(self.conv1.weight)
-
-
-def _head(channels: int, num_classes: int) -> nn.Module:
-    return nn.Linear(channels, num_classes) if num_classes else nn.Identity()
+        self.fc = head(self.num_features, num_classes).to(self.conv1.weight)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from convnn import checks
-from convnn.models.factories import Convolution, convolution_of, initialised, placed
+from convnn.models.factories import Convolution, convolution_of, head, initialised, placed
 
 # Channels of the convolutions between poolings; "1" marks one of 1x1.
 CONFIGURATIONS: dict[str, Sequence[Sequence[int | tuple[int, str]]]] = {
@@ -78,7 +78,7 @@ class VGG(nn.Module):
             self.avgpool = nn.AdaptiveAvgPool2d(7)
             hidden = [nn.Linear(49 * channels, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout)]
             hidden += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout)]
-            self.classifier = nn.Sequential(*hidden, _head(4096, num_classes))
+            self.classifier = nn.Sequential(*hidden, head(4096, num_classes))
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, channels, 4096
         if init == "torchvision":
             initialised(self.features, () if isinstance(layer, str) else made)
@@ -110,8 +110,4 @@ class VGG(nn.Module):
         """Put a new last layer for so many classes, or none for 0."""
         weight = next(self.classifier.parameters())
         self.num_classes = num_classes
-        self.classifier[-1] = _head(4096, num_classes).to(weight)
-
-
-def _head(channels: int, num_classes: int) -> nn.Module:
-    return nn.Linear(channels, num_classes) if num_classes else nn.Identity()
+        self.classifier[-1] = head(4096, num_classes).to(weight)

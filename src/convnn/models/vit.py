@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from convnn import checks
 from convnn.descriptor import sinusoids
 from convnn.layers import shapes
-from convnn.models.factories import Attention, attention_of, placed
+from convnn.models.factories import Attention, attention_of, head, placed
 
 # Channels, blocks, heads, patch.
 CONFIGURATIONS: dict[str, tuple[int, int, int, int]] = {
@@ -126,7 +126,7 @@ class ViT(nn.Module):
             blocks = [Block(dim, make(dim, heads), 4 * dim, normal, dropout) for _ in range(depth)]
             self.blocks = nn.Sequential(*blocks)
             self.norm = normal(dim) if norm == "final" else nn.Identity()
-            self.head = _head(dim, num_classes)
+            self.head = head(dim, num_classes)
         self.num_classes, self.num_features, self.head_hidden_size = num_classes, dim, dim
         nn.init.normal_(self.cls_token, std=1e-6)
         if self.pos_embed is not None:
@@ -178,7 +178,7 @@ class ViT(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:  # noqa: ARG002
         """Put a new last layer for so many classes, or none for 0."""
         self.num_classes = num_classes
-        self.head = _head(self.num_features, num_classes).to(self.cls_token)
+        self.head = head(self.num_features, num_classes).to(self.cls_token)
 
 
 def _initialise(modules: Iterable[nn.Module]) -> None:
@@ -188,7 +188,3 @@ def _initialise(modules: Iterable[nn.Module]) -> None:
             nn.init.trunc_normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-def _head(channels: int, num_classes: int) -> nn.Module:
-    return nn.Linear(channels, num_classes) if num_classes else nn.Identity()
