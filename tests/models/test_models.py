@@ -16,6 +16,7 @@ import convnn.integrations.timm as registered
 from convnn import ConvNN2d, ConvNNAttention, models
 from convnn.candidates import random
 from convnn.models import VGG, ResNet, ViT
+from convnn.models.factories import MapAttention
 
 
 def parameters(model: nn.Module) -> int:
@@ -33,6 +34,14 @@ COUNTS = {
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    # With 1x1 convolutions in the shortcuts, and a thousand classes.
+    "resnet8": 142_392,
+    "resnet14": 239_608,
+    "resnet20": 336_824,
+    "resnet32": 531_256,
+    "resnet44": 725_688,
+    "resnet56": 920_120,
+    "resnet110": 1_795_064,
     "vit_tiny": 5_717_416,
     "vit_small": 22_050_664,
     "vit_base": 86_567_656,
@@ -81,7 +90,7 @@ SMALL: dict[str, Any] = {
     "vit": lambda **options: ViT(32, 2, 4, 8, num_classes=5, image_size=32, **options),
 }
 FAMILIES = [
-    *((model, layer) for model in ("vgg", "resnet", "basic") for layer in ("conv", "convnn", "hybrid")),
+    *((model, layer) for model in ("vgg", "resnet", "basic") for layer in ("conv", "convnn", "hybrid", "attention")),
     *(("vit", layer) for layer in ("attention", "convnn", "kvt", "local", "sparse", "linear")),
 ]
 OPTIONS: dict[str, Any] = {"kvt": {"k": 5}, "sparse": {"stride": 3}, "convnn": {"k": 4}, "hybrid": {"k": 4}}
@@ -169,7 +178,7 @@ def test_classifiers_can_be_reset_and_left_out() -> None:
 def test_the_impossible_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown model 'resnet19'; known are vgg11"):
         models.create("resnet19")
-    with pytest.raises(ValueError, match="unknown layer 'cnv'; known are 'conv', 'convnn', 'hybrid'"):
+    with pytest.raises(ValueError, match="unknown layer 'cnv'; known are 'attention', 'conv', 'convnn', 'hybrid'"):
         models.create("resnet18", layer="cnv")
     with pytest.raises(ValueError, match=r"multiples of the patch, 8, got \(33, 32\)"):
         SMALL["vit"]()(torch.randn(1, 3, 33, 32))
@@ -249,8 +258,24 @@ def test_devices_types_and_sizes_mean_what_they_say() -> None:
     for given in wrong:
         with pytest.raises(ValueError, match="must be a whole number of at least 1"):
             models.create("vit_tiny", **given)
-    with pytest.raises(ValueError, match=r"a ResNet has four stages, got depths of \(1, 1, 1\)"):
-        ResNet("basic", (1, 1, 1))
+    with pytest.raises(ValueError, match="a ResNet needs at least one stage, got no depths"):
+        ResNet("basic", ())
+
+
+def test_attention_on_a_map_is_attention_among_cells_that_know_their_places() -> None:
+    layer = MapAttention(6, 10, heads=2).double()
+    x = torch.randn(2, 6, 5, 4, dtype=torch.float64)
+    tokens = x.clone()
+    for row in range(5):
+        for column in range(4):
+            for channel in range(6):
+                place, number = (row, channel) if channel < 3 else (column, channel - 3)
+                angle = torch.tensor(place / 10000 ** (2 * (number // 2) / 3))
+                tokens[:, channel, row, column] += angle.sin() if number % 2 == 0 else angle.cos()
+    expected = layer.attn(tokens.flatten(2).mT).mT.reshape(2, 10, 5, 4)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-6, atol=1e-6)
+    halved = models.create("resnet8", layer="attention", strided="attention", num_classes=3)
+    assert halved(torch.randn(2, 3, 9, 7)).shape == (2, 3)
 
 
 def test_strided_convolutions_can_be_written_out() -> None:

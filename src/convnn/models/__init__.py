@@ -16,7 +16,7 @@ __all__ = ["VGG", "ResNet", "ViT", "create", "names"]
 
 def names() -> list[str]:
     """The models there are."""
-    return [*vgg.CONFIGURATIONS, *resnet.CONFIGURATIONS, *vit.CONFIGURATIONS]
+    return [*vgg.CONFIGURATIONS, *resnet.CONFIGURATIONS, *resnet.SMALL, *vit.CONFIGURATIONS]
 
 
 def create(name: str, **options: Any) -> nn.Module:
@@ -37,6 +37,8 @@ def create(name: str, **options: Any) -> nn.Module:
     if name in resnet.CONFIGURATIONS:
         block, depths = resnet.CONFIGURATIONS[name]
         return ResNet(block, depths, **options)  # type: ignore[arg-type]
+    if name in resnet.SMALL:
+        return ResNet("basic", resnet.SMALL[name], **{"width": 16, "stem": "cifar", **options})
     if name in vit.CONFIGURATIONS:
         dim, depth, heads, patch = vit.CONFIGURATIONS[name]
         given = {"heads": heads, "patch": patch, **options}

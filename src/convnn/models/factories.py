@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from convnn.descriptor import sinusoids
 from convnn.layers import ConvNN2d, ConvNNAttention, HybridConv2d, LinearAttention
 from convnn.names import resolve
 from convnn.recipes import kvt, local, self_attention, sparse
@@ -46,7 +47,40 @@ def hybrid(in_channels: int, out_channels: int, /, *, stride: int = 1, bias: boo
     return HybridConv2d(in_channels, out_channels, given.pop("kernel_size"), stride=stride, **given)
 
 
-CONVOLUTIONS: dict[str, Any] = {"conv": conv, "convnn": convnn, "hybrid": hybrid}
+class MapAttention(nn.Module):
+    """Self-attention among the cells of a map; half of the channels are told the row, half the column.
+
+    Args:
+        options: of :class:`~convnn.layers.ConvNNAttention`.
+
+    Shape:
+        ``(B, C, H, W)`` to ``(B, O, H, W)``.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, heads: int = 1, **options: Any) -> None:
+        super().__init__()
+        self.attn = self_attention(in_channels, heads, **{"out_dim": out_channels, **options})
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        channels, height, width = x.shape[-3:]
+        rows, columns = (torch.arange(side, device=x.device) for side in (height, width))
+        down = sinusoids(rows, channels // 2)[:, None].expand(-1, width, -1)
+        across = sinusoids(columns, channels - channels // 2)[None].expand(height, -1, -1)
+        tokens = x.flatten(-2).mT + torch.cat([down, across], -1).flatten(0, 1).to(x.dtype)  # (B, N, C)
+        return self.attn(tokens).mT.unflatten(-1, (height, width))
+
+
+def map_attention(
+    in_channels: int, out_channels: int, /, *, stride: int = 1, bias: bool = True, **options: Any
+) -> nn.Module:
+    """Self-attention among all cells in the place of a 3x3 convolution; what a stride would skip is left out after."""
+    flags = {"qkv_bias": bias, "proj_bias": bias}
+    attended = MapAttention(in_channels, out_channels, **{**flags, **options})
+    # A pooling of 1 cell takes every stride-th of them.
+    return attended if stride == 1 else nn.Sequential(attended, nn.MaxPool2d(1, stride))
+
+
+CONVOLUTIONS: dict[str, Any] = {"conv": conv, "convnn": convnn, "hybrid": hybrid, "attention": map_attention}
 
 
 def attention(dim: int, num_heads: int, /, **options: Any) -> nn.Module:

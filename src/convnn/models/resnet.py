@@ -19,6 +19,8 @@ CONFIGURATIONS: dict[str, tuple[str, Depths]] = {
     "resnet101": ("bottleneck", (3, 4, 23, 3)),
     "resnet152": ("bottleneck", (3, 8, 36, 3)),
 }
+# For images of 32 by 32 and less: three stages of 16, 32 and 64 channels, 6n + 2 layers.
+SMALL: dict[str, Depths] = {f"resnet{6 * n + 2}": (n, n, n) for n in (1, 2, 3, 5, 7, 9, 18)}
 
 
 class Basic(nn.Module):
@@ -87,7 +89,8 @@ class ResNet(nn.Module):
 
     Args:
         block: ``"basic"`` or ``"bottleneck"``.
-        depths: how many blocks each of the four stages has.
+        depths: how many blocks each stage has; every stage but the first halves the sides.
+        width: the channels of the first stage; every other has twice those of the one before.
         layer: what stands where a 3x3 convolution of stride 1 stood: a name of :mod:`convnn.models.factories`, or a
             factory.
         strided: what stands where one of stride 2 stood; None for a convolution, as published.
@@ -106,6 +109,7 @@ class ResNet(nn.Module):
         *,
         num_classes: int = 1000,
         in_channels: int = 3,
+        width: int = 64,
         layer: str | Convolution = "conv",
         strided: str | Convolution | None = None,
         stem: Literal["imagenet", "cifar"] = "imagenet",
@@ -122,20 +126,21 @@ class ResNet(nn.Module):
         make = convolution_of(layer, options)
         plain = strided is None or strided == "conv"
         halve = conv if plain else convolution_of(strided, options if strided == layer else {})  # type: ignore[arg-type]
-        if len(depths) != 4:
-            raise ValueError(f"a ResNet has four stages, got depths of {tuple(depths)}")
-        kind, channels = BLOCKS[block], 64
+        checks.whole("width", width, 1)
+        if not depths:
+            raise ValueError("a ResNet needs at least one stage, got no depths")
+        kind, channels, self.stages = BLOCKS[block], width, len(depths)
         with placed(device):
             size, stride = (7, 2) if stem == "imagenet" else (3, 1)
-            self.conv1 = nn.Conv2d(in_channels, 64, size, stride, size // 2, bias=bias)
-            self.bn1, self.relu = nn.BatchNorm2d(64), nn.ReLU(inplace=True)
+            self.conv1 = nn.Conv2d(in_channels, width, size, stride, size // 2, bias=bias)
+            self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
             self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
             for stage, depth in enumerate(depths):
-                width, blocks = 64 * 2**stage, []
+                inner, blocks = width * 2**stage, []
                 for number in range(depth):
                     step = 2 if stage and not number else 1
-                    blocks.append(kind(channels, width, step, make, halve, bias))
-                    channels = width * kind.expansion
+                    blocks.append(kind(channels, inner, step, make, halve, bias))
+                    channels = inner * kind.expansion
                 setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
             self.avgpool = nn.AdaptiveAvgPool2d(1)
             self.fc = head(channels, num_classes)
@@ -148,7 +153,7 @@ class ResNet(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         """The map before it is pooled for the classifier."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for stage in range(1, 5):
+        for stage in range(1, self.stages + 1):
             x = getattr(self, f"layer{stage}")(x)
         return x
 
