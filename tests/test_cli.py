@@ -216,7 +216,10 @@ def test_a_case_that_cannot_be_drawn_fails_with_its_seed(
 
 
 WRONG = {
-    "nothing": ([], "Expected one of {verify, models, info, reproduce}. (see convnn --help)"),
+    "nothing": (
+        [],
+        "Expected one of {verify, train, sweep, compare, eval, predict, models, info, reproduce}. (see convnn --help)",
+    ),
     "no such command": (["verfy"], "Unrecognized options: verfy (see convnn --help)"),
     "no such option": (["verify", "--sed", "3"], "Unrecognized options: --sed, 3 (see convnn --help)"),
     "no number": (["verify", "--seed", "x"], "Error parsing --seed: invalid literal for int() with base 10: 'x'"),
@@ -261,7 +264,7 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models"]) == cli.HOLDS
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 15
+    assert len(lines) == 22
     assert lines[0].split() == ["vgg11", "132,863,336"]
 
 
@@ -327,7 +330,7 @@ def test_reproduce_lists_tables_and_says_what_it_cannot(capsys: pytest.CaptureFi
 def test_info_says_what_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["resnet19"], "unknown model 'resnet19'"),
-        (["resnet18", "--candidates", "32"], "--candidates must be random:R or grid:R, got '32'"),
+        (["resnet18", "--candidates", "32"], "--candidates must be all, random:R or grid:R, got '32'"),
         (["resnet18", "--ratio", "0.5"], "does not take these options"),
     ):
         assert cli.main(["info", *arguments]) == cli.MISUSED

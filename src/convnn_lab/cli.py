@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from convnn_lab.commands import BY_RECIPE, Compare, Eval, Predict, Sweep, Train
+from convnn_lab.parsing import parse, require_writable
 
 # What a command ends with: 0, all is well; 1, what it checked does not hold; 2, it was asked for the impossible.
 HOLDS, FAILS, MISUSED = 0, 1, 2
@@ -27,14 +26,14 @@ class Verify:
     json: Path | None = None
     """also write the table to this file"""
 
-    def run(self) -> int:
+    def run_it(self) -> int:
         """Print the table; 1 if any row differs."""
         if self.cases < 1:
             raise ValueError(f"--cases must be at least 1, got {self.cases}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"--seed must be from 0 to 2**63 - 1, got {self.seed}")
         if self.json is not None:
-            _require_writable(self.json)
+            require_writable(self.json)
         from convnn_lab import verify
 
         rows = verify.compare(self.cases, self.seed)
@@ -48,7 +47,7 @@ class Verify:
 class Models:
     """List the models there are, with their parameters."""
 
-    def run(self) -> int:
+    def run_it(self) -> int:
         """Print them."""
         from convnn import models
 
@@ -85,18 +84,19 @@ class Info:
     json: Path | None = None
     """also write it to this file"""
 
-    def run(self) -> int:
+    def run_it(self) -> int:
         """Print the table."""
         if self.json is not None:
-            _require_writable(self.json)
+            require_writable(self.json)
         for name, number in (("--image", 224 if self.image is None else self.image), ("--channels", self.channels)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
         from convnn_lab import info
+        from convnn_lab.train import build
 
         options = {"layer": self.layer, "ratio": self.ratio, "k": self.k, "heads": self.heads}
         options |= {
-            "candidates": _candidates(self.candidates),
+            "candidates": build.candidates(self.candidates),
             "num_classes": self.classes,
             "in_channels": self.channels,
         }
@@ -125,10 +125,10 @@ class Reproduce:
     json: Path | None = None
     """also write it to this file"""
 
-    def run(self) -> int:
+    def run_it(self) -> int:
         """Print the table; 1 if a number without an explanation differs."""
         if self.json is not None:
-            _require_writable(self.json)
+            require_writable(self.json)
         from convnn_lab import reproduce
 
         table = reproduce.table(self.table)
@@ -144,19 +144,17 @@ class Reproduce:
         return HOLDS if all(each.explained for each in counted) else FAILS
 
 
-COMMANDS: dict[str, Any] = {"verify": Verify, "models": Models, "info": Info, "reproduce": Reproduce}
-
-
-def _candidates(said: str | None) -> Any:
-    """Candidates from a word such as random:32."""
-    if said is None:
-        return None
-    from convnn.candidates import grid, random
-
-    kind, _, count = said.partition(":")
-    if kind not in ("random", "grid") or not count.isdigit():
-        raise ValueError(f"--candidates must be random:R or grid:R, got {said!r}")
-    return (random if kind == "random" else grid)(int(count))
+COMMANDS: dict[str, Any] = {
+    "verify": Verify,
+    "train": Train,
+    "sweep": Sweep,
+    "compare": Compare,
+    "eval": Eval,
+    "predict": Predict,
+    "models": Models,
+    "info": Info,
+    "reproduce": Reproduce,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,51 +171,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             reproduce.listed()
             return HOLDS
-        return _parse(arguments).run()
+        if arguments and arguments[0] in BY_RECIPE:
+            return BY_RECIPE[arguments[0]](list(arguments[1:]))
+        described = "Convolution and attention as one operator over nearest neighbours."
+        return int(parse(COMMANDS, arguments, prog="convnn", description=described).run_it())
     except (ValueError, OSError) as error:
         sys.stderr.write(f"convnn: {error}\n")
         return MISUSED
     except KeyboardInterrupt:
         sys.stderr.write("convnn: interrupted\n")
         return 130
-
-
-def _parse(arguments: Sequence[str]) -> Any:
-    try:
-        import tyro
-    except ModuleNotFoundError:
-        raise ValueError("the command needs the laboratory: pip install 'convnn[lab]'") from None
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.extras.subcommand_cli_from_dict(
-                COMMANDS,
-                prog="convnn",
-                description="Convolution and attention as one operator over nearest neighbours.",
-                args=arguments,
-                config=(tyro.conf.PositionalRequiredArgs,),
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise ValueError(_one_line(said.getvalue())) from None
-
-
-def _one_line(box: str) -> str:
-    """Take the message out of the box the parser draws: what stands between its title and its first inner rule."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip(" │") for line in plain.splitlines()][1:]
-    rules = [number for number, line in enumerate(lines) if re.fullmatch("[─-]{5,}", line)]
-    first = 1 if rules[:1] == [0] else 0
-    last = next((rule for rule in rules if rule > first), len(lines))
-    return f"{' '.join(lines[first:last])} (see convnn --help)"
-
-
-def _require_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before the work and not after it."""
-    folder = path.resolve().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ValueError(f"--json must name a file that can be written, got {str(path)!r}")
 
 
 if __name__ == "__main__":

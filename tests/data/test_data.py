@@ -18,6 +18,7 @@ import torch
 from convnn_lab.data import DATASETS, Data, load
 from convnn_lab.data import idx as idx_files
 from convnn_lab.data.cifar import CIFAR10, CIFAR100, Kind
+from convnn_lab.train.source import Prepare
 
 
 def pictures(count: int, seed: int = 0) -> np.ndarray:
@@ -107,7 +108,7 @@ def test_digits_need_no_files_and_divide_without_overlap() -> None:
     assert (len(data.train), len(data.test)) == (1437, 360)
     assert data.train.images.dtype == torch.uint8
     assert data.train.images.max() == 255
-    numbers = data.normalised(data.train.images)
+    numbers = Prepare(data.mean, data.std, data.train.images.shape[-1])(data.train.images)
     assert numbers.mean().abs() < 1e-5
     assert numbers.std() == pytest.approx(1, abs=1e-3)
     assert data.to("meta").train.images.device.type == "meta"
@@ -116,7 +117,7 @@ def test_digits_need_no_files_and_divide_without_overlap() -> None:
 def test_bytes_become_numbers_channel_by_channel(tmp_path: Path) -> None:
     write_python(tmp_path, CIFAR10)
     data = load("cifar10", tmp_path)
-    x = data.normalised(data.train.images)
+    x = Prepare(data.mean, data.std, data.train.images.shape[-1])(data.train.images)
     for channel in range(3):
         expected = (data.train.images[:, channel].double() / 255 - CIFAR10.mean[channel]) / CIFAR10.std[channel]
         torch.testing.assert_close(x[:, channel].double(), expected, rtol=1e-5, atol=1e-5)

@@ -34,24 +34,25 @@ class Data:
     """A data set, divided into what is learned from and what is tested on.
 
     Args:
+        names: what the classes are called.
         mean, std: of each channel, of numbers from 0 to 1.
     """
 
     name: str
     train: Arrays
     test: Arrays
-    classes: int
+    names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.names)
 
     def to(self, device: torch.device | str) -> Data:
         """Move all of it to a device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
-
-    def normalised(self, images: Tensor) -> Tensor:
-        """Bytes as numbers of mean 0 and deviation 1, channel by channel, on the device they are on."""
-        mean, std = (torch.tensor(numbers, device=images.device).reshape(-1, 1, 1) for numbers in (self.mean, self.std))
-        return (images.float() / 255 - mean) / std
 
 
 def checked(

@@ -21,7 +21,7 @@ class Kind:
     """What differs between the two."""
 
     name: str
-    classes: int
+    names: tuple[str, ...]
     python: tuple[tuple[str, ...], tuple[str, ...]]
     binary: tuple[tuple[str, ...], tuple[str, ...]]
     folders: tuple[str, str]
@@ -31,17 +31,33 @@ class Kind:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.names)
+
 
 # Means and deviations as the thesis gives them.
 CIFAR10 = Kind(
-    "cifar10", 10,
+    "cifar10",
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     (tuple(f"data_batch_{n}" for n in range(1, 6)), ("test_batch",)),
     (tuple(f"data_batch_{n}.bin" for n in range(1, 6)), ("test_batch.bin",)),
     ("cifar-10-batches-py", "cifar-10-batches-bin"), "labels", 1,
     (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
 )  # fmt: skip
+FINE = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
+    "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "
+    "dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower "
+    "leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid "
+    "otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray "
+    "road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
+    "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle "
+    "wardrobe whale willow_tree wolf woman worm"
+)
 CIFAR100 = Kind(
-    "cifar100", 100, (("train",), ("test",)), (("train.bin",), ("test.bin",)),
+    "cifar100", tuple(FINE.split()), (("train",), ("test",)), (("train.bin",), ("test.bin",)),
     ("cifar-100-python", "cifar-100-binary"), "fine_labels", 2,
     (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
 )  # fmt: skip
@@ -63,7 +79,7 @@ def _read(kind: Kind, data_dir: Path | None) -> Data:
     if data_dir is None:
         raise ValueError(f"{kind.name}: say where its files are with --data-dir; {_how(kind)}")
     train, test = _found(kind, data_dir)
-    return Data(kind.name, train, test, kind.classes, kind.mean, kind.std)
+    return Data(kind.name, train, test, kind.names, kind.mean, kind.std)
 
 
 def _how(kind: Kind) -> str:

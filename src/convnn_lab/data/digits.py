@@ -23,4 +23,4 @@ def digits(data_dir: Path | None) -> Data:  # noqa: ARG001 - it brings its own
         for part in (~tested, tested)
     ]
     learned = images[~tested] / 255
-    return Data("digits", parts[0], parts[1], 10, (float(learned.mean()),), (float(learned.std()),))
+    return Data("digits", parts[0], parts[1], tuple("0123456789"), (float(learned.mean()),), (float(learned.std()),))

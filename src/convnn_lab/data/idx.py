@@ -13,6 +13,7 @@ from convnn_lab.data.arrays import Arrays, Data, checked
 
 # Where Debian's package dataset-fashion-mnist puts the files.
 INSTALLED = Path("/usr/share/datasets/fashion-mnist")
+NAMES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 HOW = "install the Debian package dataset-fashion-mnist, or put its four standard files there"
 
 
@@ -24,7 +25,7 @@ def fashion_mnist(data_dir: Path | None) -> Data:
         looked = " and ".join(str(each) for each in folders)
         raise ValueError(f"fashion-mnist: looked for train-images-idx3-ubyte[.gz] in {looked}; {HOW}")
     train, test = (_part(folder, kind) for kind in ("train", "t10k"))
-    return Data("fashion-mnist", train, test, 10, (0.2860,), (0.3530,))
+    return Data("fashion-mnist", train, test, NAMES, (0.2860,), (0.3530,))
 
 
 def _part(folder: Path, kind: str) -> Arrays:

@@ -1,0 +1,226 @@
+"""What decides a run, field by field. Nothing here imports torch, so that help answers at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Precision = Literal["float32", "tf32", "bf16", "fp16", "half"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run; every field is a flag."""
+
+    # What is learned from.
+    dataset: str = "digits"
+    """digits, fashion-mnist, cifar10, cifar100, imagenet, or folder for any folder of class folders"""
+    data_dir: Path | None = None
+    """where its files are; digits bring their own"""
+    image_size: int | None = None
+    """side the images are brought to; their own unless told"""
+
+    # What learns.
+    model: str = "resnet8"
+    """its name; see convnn models"""
+    published: bool = False
+    """the model to the last detail as it was published for the thesis"""
+    layer: str = "conv"
+    """what stands where a convolution or an attention stood: conv, hybrid, convnn, attention, kvt, ..."""
+    ratio: float | None = None
+    """share of neighbours in a hybrid layer"""
+    k: int | None = None
+    """how many neighbours"""
+    candidates: str | None = None
+    """among whom they are searched: all, random:R or grid:R"""
+    position: str | None = None
+    """how places take part in the search: scaled_concat, coordinates, ..."""
+    similarity: str | None = None
+    """how near two cells are: cosine, dot, euclidean, ..."""
+    weighting: str | None = None
+    """how much a neighbour counts: uniform, softmax, ..."""
+    patch: int | None = None
+    """side of the patches a search compares, or of a ViT's"""
+    heads: int | None = None
+    """of attention"""
+    dropout: float | None = None
+    """of a ViT's blocks, or of VGG's classifier"""
+
+    # How it learns.
+    epochs: int = 20
+    batch: int = 128
+    """images a step sees on all devices together"""
+    device_batch: int | None = None
+    """images a device sees at once; a step takes as many turns as that needs"""
+    accumulate: int | None = None
+    """turns a step takes, where that is to be said outright"""
+    optimizer: str = "adamw"
+    """as timm names it"""
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.01
+    decay_all: bool = True
+    """also of biases and norms"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: float = 0.0
+    """epochs in which the rate rises"""
+    warmup_lr: float = 1e-7
+    """where it rises from"""
+    min_lr: float = 0.0
+    """where a cosine ends"""
+    clip: float | None = 1.0
+    """largest norm of a gradient"""
+    smoothing: float = 0.0
+    """share of a label given to all classes"""
+    ema: float | None = None
+    """also keep an average of the weights, with this decay"""
+
+    # What is done to the images: the first seven to folders only.
+    crop_scale: float | None = None
+    """smallest share of an image a random crop takes"""
+    crop_ratio: float = 0.75
+    """narrowest such crop; the widest is its inverse"""
+    flip: float = 0.0
+    """how often an image is mirrored"""
+    jitter: float = 0.0
+    """of brightness, contrast and saturation"""
+    augment: str | None = None
+    """a policy as timm names it, such as rand-m9-mstd0.5-inc1"""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    crop_share: float = 0.875
+    """side of the tested middle of an image, of the side it is resized to"""
+    erase: float = 0.0
+    """how often a part of an image is erased"""
+    erase_mode: Literal["pixel", "rand", "const"] = "pixel"
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_probability: float = 1.0
+    mix_switch: float = 0.5
+    """how often CutMix takes the place of Mixup where both are on"""
+
+    # How it is computed.
+    precision: Precision = "float32"
+    """float32 to the last bit; tf32; bf16; fp16; half for bf16 where there is one, else fp16"""
+    seed: int = 42
+    deterministic: bool = False
+    """the same numbers on every run on a GPU too, where that costs speed"""
+    compile: bool = False
+    checkpoint_activations: bool = False
+    """compute the inside of blocks again in backward instead of keeping it"""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """what a loss or gradient that is not a number does"""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: int = 1
+    nodes: int = 1
+    fsdp: bool = False
+    """cut parameters and optimizer over the devices"""
+    workers: int = 8
+    """processes that read images of a folder"""
+
+    # What is written.
+    save_every: str = "1m"
+    """time between two checkpoints, such as 90s or 1h30m"""
+    save_steps: int | None = None
+    """steps between two checkpoints, beside that"""
+    max_time: str | None = None
+    """stop after so much time, ready to be resumed"""
+    tensorboard: bool = False
+    wandb: str | None = None
+    """also log to this project of Weights & Biases"""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, float) and not isfinite(value):
+                raise ValueError(f"{_flag(each.name)} must be a finite number, got {value}")
+        _least(self, 1, "epochs", "batch", "device_batch", "accumulate", "image_size", "devices", "nodes", "save_steps")
+        _least(self, 1, "k", "patch", "heads")
+        _least(self, 0, "lr", "weight_decay", "warmup", "warmup_lr", "min_lr", "jitter", "mixup", "cutmix", "workers")
+        _share(self, "ratio", "dropout", "smoothing", "beta1", "beta2", "ema", "crop_scale", "crop_ratio", "flip")
+        _share(self, "crop_share", "erase", "mix_probability", "mix_switch")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {self.seed}")
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"--clip must be more than 0, got {self.clip}")
+        if self.warmup >= self.epochs:
+            raise ValueError(f"--warmup must be shorter than the {self.epochs} epochs, got {self.warmup}")
+        if self.device_batch is not None and self.accumulate is not None:
+            raise ValueError("--device-batch and --accumulate say the same thing; give one")
+        _ = self.save_seconds, self.max_seconds
+
+    @property
+    def save_seconds(self) -> float:
+        """Time between two checkpoints."""
+        return seconds("--save-every", self.save_every)
+
+    @property
+    def max_seconds(self) -> float | None:
+        """Time after which the run stops."""
+        return None if self.max_time is None else seconds("--max-time", self.max_time)
+
+    def shares(self, devices: int) -> tuple[int, int]:
+        """How many images one of so many devices sees at once, and how many turns make a step."""
+        turns = self.accumulate
+        if turns is None:
+            most = self.batch if self.device_batch is None else self.device_batch
+            turns = -(-self.batch // (most * devices))
+        if self.batch % (devices * turns):
+            said = f"--batch must divide among {devices} devices and {turns} turns, got {self.batch}"
+            raise ValueError(f"{said}; choose --batch or --accumulate so that it does")
+        return self.batch // (devices * turns), turns
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field, for a file."""
+        return {
+            each.name: str(value) if isinstance(value := getattr(self, each.name), Path) else value
+            for each in fields(self)
+        }
+
+
+def from_dict(given: dict[str, Any]) -> Recipe:
+    """Read what ``as_dict`` wrote."""
+    known = {each.name for each in fields(Recipe)}
+    strange = sorted(set(given) - known)
+    if strange:
+        raise ValueError(f"a recipe has no field {', '.join(strange)}")
+    folder = given.get("data_dir")
+    for name, choices in (("precision", get_args(Precision)), ("non_finite", ("stop", "skip"))):
+        if name in given and given[name] not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given[name]!r}")
+    return Recipe(**{**given, "data_dir": None if folder is None else Path(folder)})
+
+
+def seconds(flag: str, said: str) -> float:
+    """Read a time such as 9m, 90s or 1h30m; a bare number counts seconds."""
+    units = {"h": 3600, "m": 60, "s": 1}
+    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", said.strip())
+    try:
+        numbers = [float(part) * unit for part, unit in zip(parts.groups(), units.values(), strict=True) if part]  # type: ignore[union-attr]
+        total = sum(numbers)
+        if numbers and total > 0:
+            return total
+    except (AttributeError, ValueError):
+        pass
+    raise ValueError(f"{flag} must be a time such as 9m, 90s or 1h30m, got {said!r}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _least(recipe: Recipe, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(recipe, name)
+        if value is not None and value < least:
+            raise ValueError(f"{_flag(name)} must be at least {least}, got {value}")
+
+
+def _share(recipe: Recipe, *names: str) -> None:
+    for name in names:
+        value = getattr(recipe, name)
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{_flag(name)} must be from 0 to 1, got {value}")

@@ -1,0 +1,1 @@
+"""Training, evaluation and sweeps: real data, one command, nothing lost."""

@@ -1,0 +1,207 @@
+"""What happens beside learning: rows for every epoch, checkpoints, and leaving in good order."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from convnn_lab.train import checkpoints
+from convnn_lab.train.module import Classifier
+from convnn_lab.train.run import Row, Run
+
+ASK_EVERY = 10  # steps after which several processes agree on whether to stop
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """The run was asked to stop, and can be resumed."""
+
+
+class Keeper(Callback):
+    """Writes a row for every epoch, and checkpoints by time, by steps, at the end and when it is told to stop."""
+
+    def __init__(self, run: Run, rows: list[Row], deadline: float | None) -> None:
+        self.run, self.rows, self.deadline = run, rows, deadline
+        self.saved_at = self.began = time.monotonic()
+        self.saved_step, self.asked = -1, ""
+        self.best: dict[str, Any] | None = None
+        self.best_weights: dict[str, Tensor] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best epoch so far."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with it."""
+        self.best = state_dict["best"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Answer signals between two steps instead of at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._handlers[number] = signal.signal(number, self._noted)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Leave signals as they were."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def _noted(self, number: int, _: Any) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Look at the clock."""
+        self.began = time.monotonic()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Save if it is time to; stop if it was asked for. The end of an epoch is left to the end of the epoch."""
+        learner = _learner(pl_module)
+        learner.count()  # here, since Lightning asks callbacks before it asks the module
+        if not learner.between_steps or learner.position >= learner.length:
+            return
+        steps = learner.recipe.save_steps
+        due = self._since() >= learner.recipe.save_seconds or (steps is not None and learner.step % steps == 0)
+        due = self._agreed(trainer, learner, due)
+        stop = self._agreed(trainer, learner, self._must_stop())
+        if due or stop:
+            self.save(trainer, learner)
+        if stop:
+            raise Stopped(self.asked)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the row of the epoch; save if it is the last, or time to; stop if it was asked for."""
+        learner = _learner(pl_module)
+        learner.look()
+        seconds = learner.seconds + time.monotonic() - self.began
+        row = {"epoch": learner.epoch, **learner.measured(), "lr": trainer.optimizers[0].param_groups[0]["lr"]}
+        row |= {"seconds": seconds}
+        self.rows.append(row)
+        if self.best is None or row["val_acc"] > self.best["val_acc"]:
+            self.best = {"epoch": learner.epoch, "val_acc": row["val_acc"]}
+            named = trainer.strategy.lightning_module_state_dict()
+            start = checkpoints.PARTS[checkpoints.WEIGHTS]
+            weights = {name: value for name, value in named.items() if name.startswith(start)}
+            self.best_weights = {name.removeprefix(start): value.detach().clone() for name, value in weights.items()}
+        if trainer.is_global_zero:
+            self.run.write_rows(self.rows)
+            for logger in trainer.loggers:
+                logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, step=learner.epoch)
+        learner.epoch, learner.position, learner.seconds = learner.epoch + 1, 0, 0.0
+        self.began = time.monotonic()
+        last = learner.epoch >= learner.recipe.epochs
+        steps = learner.recipe.save_steps
+        due = self._since() >= learner.recipe.save_seconds or steps is not None or last
+        stop = _any(trainer, self._must_stop()) and not last
+        if _any(trainer, due) or stop:
+            self.save(trainer, learner)
+        if stop:
+            raise Stopped(self.asked)
+
+    def save(self, trainer: pl.Trainer, learner: Classifier) -> None:
+        """Write a checkpoint, and the best weights if there are better ones."""
+        if learner.step == self.saved_step and learner.position:
+            return
+        learner.look()
+        before = learner.seconds
+        if learner.position:
+            learner.seconds += time.monotonic() - self.began
+        if trainer.is_global_zero and self.best_weights is not None and self.best is not None:
+            checkpoints.save_best(self.run.checkpoints / "best", self.best_weights, self.best)
+            self.best_weights = None
+        trainer.save_checkpoint(self.run.checkpoints / "last" / checkpoints.STATE)
+        learner.seconds = before
+        self.saved_at, self.saved_step = time.monotonic(), learner.step
+
+    def _since(self) -> float:
+        return time.monotonic() - self.saved_at
+
+    def _must_stop(self) -> bool:
+        if not self.asked and self.deadline is not None and time.monotonic() >= self.deadline:
+            self.asked = "--max-time"
+        return bool(self.asked)
+
+    def _agreed(self, trainer: pl.Trainer, learner: Classifier, said: bool) -> bool:
+        """Whether any process says so; several of them are asked now and then only."""
+        if trainer.world_size == 1:
+            return said
+        return learner.step % ASK_EVERY == 0 and _any(trainer, said)
+
+
+def _any(trainer: pl.Trainer, said: bool) -> bool:
+    return said if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(said, all=False)
+
+
+class Lines(Callback):
+    """One line for each epoch."""
+
+    def __init__(self, rows: list[Row], write: Callable[[str], Any] = sys.stdout.write) -> None:
+        self.rows, self.write = rows, write
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what was measured."""
+        if trainer.is_global_zero and self.rows:
+            self.write(f"{line(self.rows[-1], _learner(pl_module).recipe.epochs)}\n")
+            sys.stdout.flush()
+
+
+def line(row: Row, epochs: int) -> str:
+    """An epoch in one line."""
+    said = f"epoch {row['epoch'] + 1:.0f}/{epochs}  train {row['train_loss']:.4f} {100 * row['train_acc']:.2f} %"
+    said += f"  test {row['val_loss']:.4f} {100 * row['val_acc']:.2f} %"
+    said += f"  average {100 * row['ema_val_acc']:.2f} %" if "ema_val_acc" in row else ""
+    return f"{said}  {row['seconds']:.1f} s"
+
+
+class Bar(Lines):
+    """A bar with rate, loss, accuracy and time left, on a terminal; the lines of past epochs stay above it."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Draw it."""
+        learner = _learner(pl_module)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        self.progress = Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True))
+        self.task = self.progress.add_task("", total=learner.recipe.epochs * learner.length, said="")
+        self.write = lambda text: self.progress.console.print(text.rstrip(), highlight=False)
+        self.shown = self.began = time.monotonic()
+        self.first = learner.epoch * learner.length + learner.position
+        self.progress.start()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:  # noqa: ARG002
+        """Move it a few times a second; only then numbers are fetched from a GPU."""
+        now = time.monotonic()
+        if now - self.shown < 0.5:
+            return
+        learner, self.shown = _learner(pl_module), now
+        done = learner.epoch * learner.length + learner.position
+        sums = learner.train_tally
+        count = max(1, int(sums.count))
+        rate = (done - self.first) * learner.per_device * learner.world / (now - self.began)
+        said = f"{rate:,.0f} images/s  loss {float(sums.loss) / count:.4f}  {100 * int(sums.first) / count:.2f} %"
+        epoch = f"epoch {learner.epoch + 1}/{learner.recipe.epochs}"
+        self.progress.update(self.task, completed=done, said=said, description=epoch)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Take it away."""
+        if hasattr(self, "progress"):
+            self.progress.stop()
+
+
+def _learner(module: pl.LightningModule) -> Classifier:
+    if not isinstance(module, Classifier):
+        raise TypeError(f"these callbacks go with a Classifier, got {type(module).__name__}")
+    return module

@@ -1,0 +1,253 @@
+"""Runs a recipe from its first step or from the last one that was saved."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+import time
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
+
+from convnn_lab.recipes import Recipe
+from convnn_lab.train import checkpoints, figures, store
+from convnn_lab.train.build import build
+from convnn_lab.train.callbacks import Bar, Keeper, Lines, Stopped
+from convnn_lab.train.module import Classifier, NonFiniteError
+from convnn_lab.train.run import Run, default_folder
+from convnn_lab.train.source import Source, load
+
+PACKAGES = ("convnn", "torch", "triton", "torchvision", "timm", "pytorch-lightning", "torchmetrics", "numpy")
+
+
+def train(name: str, recipe: Recipe, output: Path | None = None, *, quiet: bool = False) -> Run:
+    """Run a recipe in a new folder."""
+    began = time.monotonic()
+    recipe = replace(recipe, data_dir=None if recipe.data_dir is None else recipe.data_dir.resolve())
+    source = load(recipe, device_of(recipe))
+    recipe.shares(recipe.devices * recipe.nodes)
+    if global_rank() == 0:
+        run = Run.create(default_folder(name, recipe) if output is None else output, name, recipe)
+        about = {name: getattr(source, name) for name in ("classes", "channels", "native", "size", "mean", "std")}
+        store.write_json(run.folder / "data.json", about)
+    else:
+        run = Run(default_folder(name, recipe) if output is None else output)
+    return Session(run, name, recipe, source, began, quiet).fit(None)
+
+
+def resume(folder: Path, *, max_time: str | None = None, data_dir: Path | None = None, quiet: bool = False) -> Run:
+    """Go on with a run; one that has finished is left as it is.
+
+    Args:
+        max_time: time for this process; what an earlier one was given is not the run's.
+        data_dir: where the data set is now, if it moved.
+    """
+    began = time.monotonic()
+    run = Run.open(folder)
+    name, recipe = run.recipe()
+    recipe = replace(recipe, max_time=max_time)
+    recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir.resolve())
+    if run.finished:
+        return run
+    source = load(recipe, device_of(recipe))
+    return Session(run, name, recipe, source, began, quiet).fit(run.last(_warn))
+
+
+@dataclass
+class Session:
+    """A process that trains a run."""
+
+    run: Run
+    name: str
+    recipe: Recipe
+    source: Source
+    began: float
+    quiet: bool
+
+    def fit(self, last: Path | None) -> Run:
+        """Train from a checkpoint, or from the first step."""
+        run, recipe = self.run, self.recipe
+        _set_up(recipe)
+        with run.alone() if global_rank() == 0 else nullcontext():
+            pl.seed_everything(recipe.seed, workers=True, verbose=False)
+            self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
+            if self.trainer.is_global_zero:
+                run.started(environment(self.trainer))
+            path = None if last is None else str(last / checkpoints.STATE)
+            try:
+                self.trainer.fit(self.learner, ckpt_path=path, weights_only=True)
+                self._conclude("finished")
+            except Stopped:
+                run.interrupted = self.keeper.asked.startswith("SIG")
+                self._conclude("stopped")
+            except NonFiniteError:
+                self._conclude("failed")
+                raise
+        return run
+
+    def _prepare(self, state: dict[str, Any] | None) -> None:
+        recipe, source = self.recipe, self.source
+        model = build(recipe, source.channels, source.size, len(source.classes))
+        self.learner = Classifier(recipe, model, source, recipe.devices * recipe.nodes)
+        if source.length(self.learner.share_of(0)) == 0:
+            raise ValueError(f"--batch must be at most the {source.train_count} training images, got {recipe.batch}")
+        # Epochs after the checkpoint are run again.
+        self.rows = [] if state is None else [row for row in self.run.rows() if row["epoch"] < state["epoch"]]
+        deadline = None if recipe.max_seconds is None else self.began + recipe.max_seconds
+        self.keeper = Keeper(self.run, self.rows, deadline)
+        shown = [] if self.quiet else [(Bar if sys.stdout.isatty() else Lines)(self.rows)]
+        self.trainer = _trainer(recipe, [self.keeper, *shown], _loggers(self.run, recipe))
+        if state is not None:
+            _start_at(self.trainer, int(state["epoch"]))
+
+    def _conclude(self, ended: str) -> None:
+        """Write how it ended; the last epoch is what counts, the best is named beside it."""
+        if not self.trainer.is_global_zero:
+            return
+        learner, rows = self.learner, self.rows
+        summary = {
+            "recipe": self.name,
+            "status": ended,
+            "epochs": learner.epoch,
+            "of": self.recipe.epochs,
+            "steps": learner.step,
+            "skipped_steps": learner.skipped,
+            "final": rows[-1] if rows else None,
+            "best": self.keeper.best,
+            "parameters": sum(parameter.numel() for parameter in learner.model.parameters()),
+            "seconds": sum(row["seconds"] for row in rows),
+            "process_seconds": time.monotonic() - self.began,
+        }
+        store.write_json(self.run.folder / "summary.json", summary)
+        if rows:
+            figures.curves(self.run.folder / "curves.png", {self.run.folder.name: rows})
+        if ended == "stopped" and not self.quiet:
+            sys.stdout.write(f"stopped by {self.keeper.asked}; convnn train --resume {self.run.folder} goes on\n")
+
+
+def _start_at(trainer: pl.Trainer, epoch: int) -> None:
+    """Let Lightning count from this epoch on."""
+    progress: Any = trainer.fit_loop.epoch_progress
+    for counts in (progress.current, progress.total):
+        counts.ready = counts.started = counts.processed = counts.completed = epoch
+
+
+def _trainer(recipe: Recipe, callbacks: list[Any], loggers: list[Any]) -> pl.Trainer:
+    precision = {None: "32-true", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}[half(recipe)]
+    several = recipe.devices * recipe.nodes > 1
+    strategy: Any = "auto"
+    if recipe.fsdp:
+        if not _on_gpu(recipe):
+            raise ValueError("--fsdp needs GPUs, and there is none")
+        strategy = FSDPStrategy(state_dict_type="full")
+    elif several:
+        strategy = DDPStrategy()
+    return pl.Trainer(
+        accelerator="gpu" if _on_gpu(recipe) else "cpu",
+        devices=recipe.devices,
+        num_nodes=recipe.nodes,
+        strategy=strategy,
+        precision=precision,  # type: ignore[arg-type]
+        max_epochs=recipe.epochs,
+        accumulate_grad_batches=recipe.shares(recipe.devices * recipe.nodes)[1],
+        gradient_clip_val=1.0,  # asks our own clipping, which knows how much
+        deterministic=True if recipe.deterministic else None,
+        benchmark=None if recipe.deterministic else True,
+        reload_dataloaders_every_n_epochs=1,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=loggers or False,
+        callbacks=callbacks,
+        plugins=[checkpoints.Folders(whole=recipe.fsdp)],
+    )
+
+
+def _loggers(run: Run, recipe: Recipe) -> list[Any]:
+    found: list[Any] = []
+    try:
+        if recipe.tensorboard:
+            from pytorch_lightning.loggers import TensorBoardLogger  # noqa: PLC0415
+
+            found.append(TensorBoardLogger(run.folder, name=None, version="tensorboard"))
+        if recipe.wandb is not None:
+            from pytorch_lightning.loggers import WandbLogger  # noqa: PLC0415
+
+            found.append(WandbLogger(project=recipe.wandb, name=run.folder.name, save_dir=run.folder))
+    except ModuleNotFoundError as error:
+        raise ValueError(f"this logger needs a package that is not installed: {error}") from None
+    return found
+
+
+def environment(trainer: pl.Trainer) -> dict[str, Any]:
+    """What a run happens on."""
+    packages = {}
+    for package in PACKAGES:
+        try:
+            packages[package] = version(package)
+        except PackageNotFoundError:
+            packages[package] = "-"
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "processes": trainer.world_size,
+        "packages": packages,
+    }
+
+
+def _set_up(recipe: Recipe) -> None:
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # What Lightning says of loaders and devices is decided here, not by its defaults.
+    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    warnings.filterwarnings("ignore", module="lightning_fabric")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = recipe.precision != "float32"
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def half(recipe: Recipe) -> torch.dtype | None:
+    """The half type a recipe asks for, or None."""
+    chosen = recipe.precision
+    if chosen == "half":
+        chosen = "bf16" if not _on_gpu(recipe) or torch.cuda.is_bf16_supported() else "fp16"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(chosen)
+
+
+def _on_gpu(recipe: Recipe) -> bool:
+    there = torch.cuda.is_available()
+    if recipe.accelerator == "gpu" and not there:
+        raise ValueError("--accelerator gpu: torch sees no GPU")
+    return there and recipe.accelerator != "cpu"
+
+
+def device_of(recipe: Recipe) -> torch.device:
+    """Where arrays live: with the model that learns from them."""
+    if not _on_gpu(recipe):
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def global_rank() -> int:
+    """Which of several processes this is, as whoever started them says."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))))
+
+
+def _warn(said: str) -> None:
+    sys.stderr.write(f"convnn: warning: {said}\n")

@@ -1,0 +1,242 @@
+"""What happens in a step, and all that must be known to take a run up after any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from timm.data.random_erasing import RandomErasing
+from timm.loss.cross_entropy import SoftTargetCrossEntropy
+from timm.optim._optim_factory import create_optimizer_v2
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from timm.utils.model_ema import ModelEmaV3
+from torch import Tensor, nn
+from torch.distributed import all_gather_object, is_available, is_initialized
+from torch.utils.checkpoint import checkpoint as again
+
+from convnn_lab.data.augment import erasing, mixing
+from convnn_lab.recipes import Recipe
+from convnn_lab.train import randomness
+from convnn_lab.train.source import Batch, Prepare, Share, Source
+from convnn_lab.train.tally import Tally
+
+LOOK_EVERY = 50  # steps between two looks at numbers on a GPU
+
+
+class NonFiniteError(ValueError):
+    """The loss is not a number any more."""
+
+
+class Classifier(pl.LightningModule):
+    """A model that learns classes by a recipe.
+
+    ``epoch``, ``position`` (batches done in it) and ``step`` (updates done in all) are its own: Lightning's counters
+    restart with every process, and a run does not.
+    """
+
+    lost_at: Tensor
+
+    def __init__(self, recipe: Recipe, model: nn.Module, source: Source, world: int) -> None:
+        super().__init__()
+        self.recipe, self.model, self.source, self.world = recipe, model, source, world
+        self.per_device, self.turns = recipe.shares(world)
+        if (recipe.mixup or recipe.cutmix) and self.per_device % 2:
+            raise ValueError(f"mixing needs an even number of images at once, got {self.per_device}")
+        self.prepare = Prepare(source.mean, source.std, source.size)
+        self.average = None if recipe.ema is None else ModelEmaV3(model, decay=recipe.ema, use_warmup=True)
+        self.train_tally, self.test_tally, self.average_tally = Tally(), Tally(), Tally()
+        self.epoch, self.position, self.step, self.skipped, self.seconds = 0, 0, 0, 0, 0.0
+        self.resumed: dict[str, Any] | None = None
+        self.mix = mixing(recipe, len(source.classes))
+        self.erase: RandomErasing | None = None
+        self.soft, self.smooth = SoftTargetCrossEntropy(), recipe.smoothing
+        self.register_buffer("lost_at", torch.tensor(-1), persistent=False)
+        if recipe.checkpoint_activations:
+            _compute_again(model)
+        # Kept out of the modules, so that names of weights do not change.
+        self._run = (torch.compile(model) if recipe.compile else model,)
+
+    @property
+    def share(self) -> Share:
+        """What this process sees of a batch."""
+        return self.share_of(self.global_rank)
+
+    def share_of(self, rank: int) -> Share:
+        """What a process sees of a batch."""
+        return Share(self.per_device, rank, self.world)
+
+    @property
+    def length(self) -> int:
+        """How many batches an epoch has."""
+        return self.source.length(self.share)
+
+    @property
+    def steps(self) -> int:
+        """How many updates an epoch has."""
+        return -(-self.length // self.turns)
+
+    def train_dataloader(self) -> Iterable[Batch]:
+        """What is left of the epoch."""
+        return self.source.train(self.epoch, self.position, self.share)
+
+    def val_dataloader(self) -> Iterable[Batch]:
+        """What is tested on."""
+        return self.source.test(self.share)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer; its rate is set before every step."""
+        given = self.recipe
+        beside: dict[str, Any] = {"betas": (given.beta1, given.beta2)} if "adam" in given.optimizer else {}
+        optimizer = create_optimizer_v2(
+            self.model,
+            opt=given.optimizer,
+            lr=given.lr,
+            weight_decay=given.weight_decay,
+            filter_bias_and_bn=not given.decay_all,
+            **beside,
+        )
+        self.schedule = schedule(given, optimizer, self.steps)
+        return optimizer
+
+    def on_fit_start(self) -> None:
+        """Make what lives on the device."""
+        self.erase = erasing(self.recipe, self.device)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        """Set the rate; and after a resume, put everything back as it was."""
+        if self.resumed is not None:
+            own = self.resumed["processes"]
+            if self.global_rank < len(own):
+                self.train_tally.go_on(own[self.global_rank]["tally"])
+                randomness.restore(own[self.global_rank]["random"])
+            self.resumed = None
+        if self.schedule is not None:
+            self.schedule.step_update(self.step)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
+        """The loss of this process's part of a batch."""
+        images, labels = batch
+        count = len(labels)
+        images, labels = self._augmented(self.prepare(images), labels)
+        logits = self._run[0](images)
+        if labels.ndim > 1:
+            loss = self.soft(logits, labels)
+        else:
+            loss = F.cross_entropy(logits, labels, label_smoothing=self.smooth)
+        lost = ~loss.detach().isfinite() & (self.lost_at < 0)
+        self.lost_at.copy_(torch.where(lost, self.step + 1, self.lost_at))
+        if self.recipe.non_finite == "stop" or bool(loss.isfinite()):
+            self.train_tally.update(logits, labels, loss)
+        # Processes are averaged; a part larger than the others counts for more.
+        together = self.source.together(self.position, self.share)
+        return loss if count * self.world == together else loss * (count * self.world / together)
+
+    def _augmented(self, images: Tensor, labels: Tensor) -> Batch:
+        images = images if self.erase is None else self.erase(images)
+        return (images, labels) if self.mix is None else self.mix(images, labels)
+
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+        """Clip the gradient of all processes; leave out an update that is not a number, if asked to."""
+        most = float("inf") if self.recipe.clip is None else self.recipe.clip
+        skips = self.recipe.non_finite == "skip"
+        if self.recipe.clip is None and not skips:
+            return
+        if self.recipe.fsdp:
+            norm = self.trainer.model.clip_grad_norm_(most)  # type: ignore[union-attr,operator]
+        else:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
+        if skips and not bool(norm.isfinite()):
+            self.skipped += 1
+            for parameter in self.model.parameters():
+                parameter.grad = None
+
+    def count(self) -> None:
+        """A batch is done: count it, and stop at a loss that is not a number."""
+        self.position += 1
+        if self.position % self.turns == 0 or self.position == self.length:
+            self.step += 1
+            if self.average is not None:
+                self.average.update(self.model, step=self.step)
+        if self.device.type == "cpu" or self.step % LOOK_EVERY == 0:
+            self.look()
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no gradient is half gathered."""
+        return self.position % self.turns == 0
+
+    def look(self) -> None:
+        """Stop at a loss that is not a number; on a GPU this waits for it."""
+        if self.recipe.non_finite == "stop" and int(self.lost_at) >= 0:
+            said = f"the loss of step {int(self.lost_at)} (epoch {self.epoch}) is not a finite number"
+            raise NonFiniteError(f"{said}; a smaller --lr may help, or --non-finite skip")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+        """Add up one batch of what is tested on."""
+        images, labels = self.prepare(batch[0]), batch[1]
+        self.test_tally.update(self._run[0](images), labels)
+        if self.average is not None:
+            self.average_tally.update(self.average.module(images), labels)
+
+    def measured(self) -> dict[str, float]:
+        """The epoch that ended, over all processes; the sums start anew."""
+        trained, tested = self.train_tally.compute(), self.test_tally.compute()
+        row = {"train_loss": trained["loss"], "train_acc": trained["acc"]}
+        row |= {"val_loss": tested["loss"], "val_acc": tested["acc"], "val_top5": tested["top5"]}
+        if self.average is not None:
+            averaged = self.average_tally.compute()
+            row |= {"ema_val_loss": averaged["loss"], "ema_val_acc": averaged["acc"]}
+        for tally in (self.train_tally, self.test_tally, self.average_tally):
+            tally.reset()
+        return row
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what Lightning does not know; leave out its counters, which are of this process only."""
+        checkpoint.pop("loops", None)
+        own = {"random": randomness.state(), "tally": self.train_tally.sums()}
+        everybody: list[Any] = [own]
+        if is_available() and is_initialized():
+            everybody = [None] * self.world
+            all_gather_object(everybody, own)
+        counts = {name: getattr(self, name) for name in ("epoch", "position", "step", "skipped", "seconds")}
+        checkpoint["run"] = {**counts, "processes": everybody}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from there, with the first batch."""
+        self.resumed = checkpoint["run"]
+        for name in ("epoch", "position", "step", "skipped", "seconds"):
+            setattr(self, name, self.resumed[name])
+
+
+def schedule(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> CosineLRScheduler | None:
+    """The rate, step by step: a straight rise, then a cosine from the full rate to the least; None for a constant."""
+    warm, total = round(recipe.warmup * steps), recipe.epochs * steps
+    if recipe.schedule == "constant" and not warm:
+        return None
+    return CosineLRScheduler(
+        optimizer,
+        t_initial=max(1, total - warm),
+        lr_min=recipe.lr if recipe.schedule == "constant" else recipe.min_lr,
+        warmup_t=warm,
+        warmup_lr_init=recipe.warmup_lr,
+        warmup_prefix=True,
+        t_in_epochs=False,
+    )
+
+
+def _compute_again(model: nn.Module) -> None:
+    """Keep nothing inside the blocks of a model but what comes in."""
+    blocks = [module for module in model.modules() if type(module).__name__ in ("Block", "Basic", "Bottleneck")]
+    blocks = blocks or [module for module in model.modules() if type(module).__name__ in ("HybridConv2d", "ConvNN2d")]
+    if not blocks:
+        raise ValueError(f"--checkpoint-activations knows no blocks in a {type(model).__name__} of these layers")
+    for block in blocks:
+        inner = block.forward
+
+        def forward(*inputs: Any, inner: Any = inner) -> Any:
+            return again(inner, *inputs, use_reentrant=False)
+
+        block.forward = forward
