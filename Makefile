@@ -1,4 +1,4 @@
-# make demo   set everything up and show the operator being convolution and attention
+# make demo   set everything up, show the operator being convolution and attention, and train all four layers on digits
 # make test   set everything up and run every check
 #
 # PYTHON chooses the interpreter; VENV an environment, which is made and filled where it is missing.
@@ -11,6 +11,7 @@ READY := $(VENV)/.convnn-ready
 
 demo: $(READY)
 	$(BIN)/convnn verify
+	$(BIN)/convnn compare digits
 
 test: $(READY)
 	$(BIN)/ruff format --check .

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def test_the_rate_rises_straight_and_falls_by_a_cosine() -> None:
     assert found[200] == pytest.approx(1e-3)
     assert found[1600] == pytest.approx((1e-3 + 5e-6) / 2)
     assert found[3000] == pytest.approx(5e-6)
-    assert all(a < b for a, b in zip(found[:200], found[1:201], strict=True))
-    assert all(a > b for a, b in zip(found[200:3000], found[201:], strict=True))
+    assert all(a < b for a, b in pairwise(found[:201]))
+    assert all(a > b for a, b in pairwise(found[200:]))
 
 
 def test_a_constant_rate_stays_after_its_rise() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from convnn.search import Search
 from convnn.weighting import Weigh
 
 T = TypeVar("T")
+ON_CPU, ELSEWHERE = 2**20, 2**26  # scores, which are float32
 
 
 def with_budget(budget: int) -> Backend:
@@ -41,17 +42,26 @@ def with_budget(budget: int) -> Backend:
     """
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"the budget must be a positive number of scores, got {budget!r}")
+    return _backend(budget, f"any device; at most {budget:,} scores at a time")
+
+
+def _backend(budget: int | None, about: str) -> Backend:
+    given: Any = {"budget": budget}
     return Backend(
-        partial(select, budget=budget),
-        partial(aggregate, budget=budget),
-        declines,
-        partial(fused, budget=budget),
-        about=f"any device; at most {budget:,} scores at a time",
+        partial(select, **given), partial(aggregate, **given), declines, partial(fused, **given), about=about
     )
 
 
-def select(search: Search, *, budget: int) -> Neighbors:
+def _at_most(budget: int | None, tensor: Tensor) -> int:
+    """How many scores to hold: few where cores want them near, more where a device wants to be kept busy."""
+    if budget is not None:
+        return budget
+    return ON_CPU if tensor.device.type == "cpu" else ELSEWHERE
+
+
+def select(search: Search, *, budget: int | None) -> Neighbors:
     """Find the neighbours block by block."""
+    budget = _at_most(budget, search.query)
     search, width = _lifted(search), _width(search, budget)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
@@ -61,8 +71,9 @@ def select(search: Search, *, budget: int) -> Neighbors:
     return Neighbors(*in_blocks(run, by_row, shared, row=_row(search, width), budget=budget))
 
 
-def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, budget: int) -> Tensor:
+def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, budget: int | None) -> Tensor:
     """Combine block by block, in each slot by slot."""
+    budget = _at_most(budget, value)
     kernel = None if kernel is None else wide(kernel)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
@@ -72,8 +83,9 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
     return in_blocks(run, [index, weights], [wide(value)], row=max(1, row), budget=budget)[0].to(value.dtype)
 
 
-def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int) -> Tensor:
+def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int | None) -> Tensor:
     """Run both halves in each block, so that not even (..., N, K) is held as a whole."""
+    budget = _at_most(budget, value)
     attends = reference.attends(search, kernel, weigh)
     search, width = _lifted(search), _width(search, budget)
     by_row, shared = _tensors(search)
@@ -200,4 +212,4 @@ def _rebuild(search: Search, by_row: Pieces, shared: Pieces) -> Search:
     return replace(search, query=query, key=key, rows=rows, mask=tuple(mask), own=own, candidates=candidates)
 
 
-BACKEND = with_budget(2**20)
+BACKEND = _backend(None, f"any device; at most {ON_CPU:,} scores at a time on a CPU, {ELSEWHERE:,} elsewhere")

@@ -81,6 +81,8 @@ def _downsample(inputs: int, outputs: int, stride: int, bias: bool) -> nn.Module
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=bias), nn.BatchNorm2d(outputs))
 
 
+# The side and the stride of the first convolution.
+STEMS = {"imagenet": (7, 2), "cifar": (3, 1), "half": (3, 2)}
 BLOCKS: dict[str, type[Basic] | type[Bottleneck]] = {"basic": Basic, "bottleneck": Bottleneck}
 
 
@@ -94,7 +96,8 @@ class ResNet(nn.Module):
         layer: what stands where a 3x3 convolution of stride 1 stood: a name of :mod:`convnn.models.factories`, or a
             factory.
         strided: what stands where one of stride 2 stood; None for a convolution, as published.
-        stem: ``"imagenet"``, a 7x7 of stride 2 and a pooling, or ``"cifar"``, a 3x3 that keeps the size.
+        stem: ``"imagenet"``, a 7x7 of stride 2 and a pooling; ``"cifar"``, a 3x3 that keeps the size; ``"half"``, a 3x3
+            of stride 2.
         bias: whether the convolutions of the backbone have a bias, the layer's too unless it says otherwise.
         options: of the layer, where it is given by name.
 
@@ -112,7 +115,7 @@ class ResNet(nn.Module):
         width: int = 64,
         layer: str | Convolution = "conv",
         strided: str | Convolution | None = None,
-        stem: Literal["imagenet", "cifar"] = "imagenet",
+        stem: Literal["imagenet", "cifar", "half"] = "imagenet",
         bias: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
@@ -120,7 +123,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         checks.one_of("block", block, tuple(BLOCKS))
-        checks.one_of("stem", stem, ("imagenet", "cifar"))
+        checks.one_of("stem", stem, tuple(STEMS))
         checks.whole("num_classes", num_classes, 0)
         checks.whole("in_channels", in_channels, 1)
         make = convolution_of(layer, options)
@@ -131,7 +134,7 @@ class ResNet(nn.Module):
             raise ValueError("a ResNet needs at least one stage, got no depths")
         kind, channels, self.stages = BLOCKS[block], width, len(depths)
         with placed(device):
-            size, stride = (7, 2) if stem == "imagenet" else (3, 1)
+            size, stride = STEMS[stem]
             self.conv1 = nn.Conv2d(in_channels, width, size, stride, size // 2, bias=bias)
             self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
             self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()

@@ -29,7 +29,16 @@ _IMAGENET = Recipe(
 
 RECIPES: dict[str, Recipe] = {
     "digits": Recipe(dataset="digits", epochs=10, batch=64, lr=2e-3, layer="hybrid", schedule="cosine"),
-    "fashion-mnist": Recipe(dataset="fashion-mnist", epochs=5, batch=128, lr=2e-3, layer="hybrid", schedule="cosine"),
+    "fashion-mnist": Recipe(
+        dataset="fashion-mnist",
+        stem="imagenet",
+        width=32,
+        epochs=5,
+        batch=128,
+        lr=2e-3,
+        layer="hybrid",
+        schedule="cosine",
+    ),
     "vgg11-cifar10": _VGG,
     "vgg11-cifar100": replace(_VGG, dataset="cifar100"),
     "vit-tiny-cifar10": _VIT,

@@ -26,6 +26,10 @@ class Recipe:
     # What learns.
     model: str = "resnet8"
     """its name; see convnn models"""
+    stem: Literal["imagenet", "cifar", "half"] | None = None
+    """how a ResNet begins: 7x7 of stride 2 and a pooling, 3x3, or 3x3 of stride 2"""
+    width: int | None = None
+    """channels of a ResNet's first stage"""
     published: bool = False
     """the model to the last detail as it was published for the thesis"""
     layer: str = "conv"
@@ -138,7 +142,7 @@ class Recipe:
             if isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"{_flag(each.name)} must be a finite number, got {value}")
         _least(self, 1, "epochs", "batch", "device_batch", "accumulate", "image_size", "devices", "nodes", "save_steps")
-        _least(self, 1, "k", "patch", "heads")
+        _least(self, 1, "k", "patch", "heads", "width")
         _least(self, 0, "lr", "weight_decay", "warmup", "warmup_lr", "min_lr", "jitter", "mixup", "cutmix", "workers")
         _share(self, "ratio", "dropout", "smoothing", "beta1", "beta2", "ema", "crop_scale", "crop_ratio", "flip")
         _share(self, "crop_share", "erase", "mix_probability", "mix_switch")

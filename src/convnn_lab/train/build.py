@@ -29,7 +29,7 @@ def build(recipe: Recipe, channels: int, size: int, classes: int, *, device: str
         return _published(recipe, classes, device)
     options: dict[str, Any] = {"layer": recipe.layer, "in_channels": channels, "num_classes": classes}
     left = irrelevant(recipe)
-    for name in (*SEARCH, "ratio", "heads", "patch", "dropout"):
+    for name in (*SEARCH, "ratio", "heads", "patch", "dropout", "stem", "width"):
         value = getattr(recipe, name)
         if value is not None and name not in left:
             options[name] = _strategy(name, value)
@@ -57,6 +57,8 @@ def irrelevant(recipe: Recipe) -> set[str]:
         said.add("patch")
     if not (vit or vgg):
         said.add("dropout")
+    if not recipe.model.startswith("resnet") or recipe.published:
+        said |= {"stem", "width"}
     return said
 
 

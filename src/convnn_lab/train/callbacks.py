@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -144,14 +143,18 @@ def _any(trainer: pl.Trainer, said: bool) -> bool:
 class Lines(Callback):
     """One line for each epoch."""
 
-    def __init__(self, rows: list[Row], write: Callable[[str], Any] = sys.stdout.write) -> None:
-        self.rows, self.write = rows, write
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+
+    def write(self, said: str) -> None:
+        """Print a line at once."""
+        sys.stdout.write(f"{said}\n")
+        sys.stdout.flush()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say what was measured."""
         if trainer.is_global_zero and self.rows:
-            self.write(f"{line(self.rows[-1], _learner(pl_module).recipe.epochs)}\n")
-            sys.stdout.flush()
+            self.write(line(self.rows[-1], _learner(pl_module).recipe.epochs))
 
 
 def line(row: Row, epochs: int) -> str:
@@ -176,7 +179,6 @@ class Bar(Lines):
         )
         self.progress = Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True))
         self.task = self.progress.add_task("", total=learner.recipe.epochs * learner.length, said="")
-        self.write = lambda text: self.progress.console.print(text.rstrip(), highlight=False)
         self.shown = self.began = time.monotonic()
         self.first = learner.epoch * learner.length + learner.position
         self.progress.start()
@@ -194,6 +196,10 @@ class Bar(Lines):
         said = f"{rate:,.0f} images/s  loss {float(sums.loss) / count:.4f}  {100 * int(sums.first) / count:.2f} %"
         epoch = f"epoch {learner.epoch + 1}/{learner.recipe.epochs}"
         self.progress.update(self.task, completed=done, said=said, description=epoch)
+
+    def write(self, said: str) -> None:
+        """Print a line above it."""
+        self.progress.console.print(said, highlight=False)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Take it away."""

@@ -50,6 +50,7 @@ class Classifier(pl.LightningModule):
         self.train_tally, self.test_tally, self.average_tally = Tally(), Tally(), Tally()
         self.epoch, self.position, self.step, self.skipped, self.seconds = 0, 0, 0, 0, 0.0
         self.resumed: dict[str, Any] | None = None
+        self.kept: list[Tensor] = []
         self.mix = mixing(recipe, len(source.classes))
         self.erase: RandomErasing | None = None
         self.soft, self.smooth = SoftTargetCrossEntropy(), recipe.smoothing
@@ -120,6 +121,8 @@ class Classifier(pl.LightningModule):
         """The loss of this process's part of a batch."""
         images, labels = batch
         count = len(labels)
+        if self.recipe.non_finite == "skip" and self.position % self.turns == 0:
+            self.kept = [buffer.clone() for buffer in self.model.buffers()]
         images, labels = self._augmented(self.prepare(images), labels)
         logits = self._run[0](images)
         if labels.ndim > 1:
@@ -152,6 +155,8 @@ class Classifier(pl.LightningModule):
             self.skipped += 1
             for parameter in self.model.parameters():
                 parameter.grad = None
+            for buffer, kept in zip(self.model.buffers(), self.kept, strict=True):
+                buffer.copy_(kept)  # running statistics have seen it too
 
     def count(self) -> None:
         """A batch is done: count it, and stop at a loss that is not a number."""
