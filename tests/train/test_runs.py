@@ -23,6 +23,7 @@ from convnn_lab import cli
 from convnn_lab.recipes import RECIPES, Recipe
 from convnn_lab.train import callbacks, fit, module, store
 from convnn_lab.train.run import Run
+from convnn_lab.train.source import load
 
 
 class DeathError(BaseException):
@@ -136,6 +137,7 @@ def test_training_from_a_run_repeats_it(quick: Recipe, tmp_path: Path, capsys: p
         extra = [] if "--output" in arguments or "--resume" in arguments else ["--output", str(tmp_path / "none")]
         assert cli.main(["train", *arguments, *extra]) == cli.MISUSED, arguments
         assert message in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_epochs_have_one_row_however_often_they_were_begun(
@@ -178,7 +180,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 def test_nobody_else_trains_in_the_same_folder(quick: Recipe, tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", "digits", quick)
+    run = Run(tmp_path / "run")
+    run.create("digits", quick, load(quick))
     with run.alone():
         code = f"from convnn_lab.train.run import Run\nwith Run.open({str(run.folder)!r}).alone(): pass"
         code = code.replace("Run.open(", "Run(__import__('pathlib').Path(")

@@ -34,13 +34,9 @@ def train(name: str, recipe: Recipe, output: Path | None = None, *, quiet: bool 
     began = time.monotonic()
     recipe = replace(recipe, data_dir=None if recipe.data_dir is None else recipe.data_dir.resolve())
     source = load(recipe, device_of(recipe))
-    recipe.shares(recipe.devices * recipe.nodes)
+    run = Run(default_folder(name, recipe) if output is None else output)
     if global_rank() == 0:
-        run = Run.create(default_folder(name, recipe) if output is None else output, name, recipe)
-        about = {name: getattr(source, name) for name in ("classes", "channels", "native", "size", "mean", "std")}
-        store.write_json(run.folder / "data.json", about)
-    else:
-        run = Run(default_folder(name, recipe) if output is None else output)
+        run.require_new()
     return Session(run, name, recipe, source, began, quiet).fit(None)
 
 
@@ -75,12 +71,15 @@ class Session:
 
     def fit(self, last: Path | None) -> Run:
         """Train from a checkpoint, or from the first step."""
-        run, recipe = self.run, self.recipe
-        _set_up(recipe)
-        with run.alone() if global_rank() == 0 else nullcontext():
-            pl.seed_everything(recipe.seed, workers=True, verbose=False)
-            self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
-            if self.trainer.is_global_zero:
+        run, first = self.run, global_rank() == 0
+        _set_up(self.recipe)
+        pl.seed_everything(self.recipe.seed, workers=True, verbose=False)
+        self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
+        # Nothing is written before all is known to fit together.
+        if first and not run.exists:
+            run.create(self.name, self.recipe, self.source)
+        with run.alone() if first else nullcontext():
+            if first:
                 run.started(environment(self.trainer))
             path = None if last is None else str(last / checkpoints.STATE)
             try:

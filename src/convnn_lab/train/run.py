@@ -44,18 +44,21 @@ class Run:
         """Whether there is a run."""
         return (self.folder / "config.json").exists()
 
-    @classmethod
-    def create(cls, folder: Path, name: str, recipe: Recipe) -> Run:
-        """Begin a run in a folder that holds none."""
-        run = cls(folder)
-        if run.exists:
+    def require_new(self) -> None:
+        """Refuse a folder that holds anything."""
+        folder = self.folder
+        if self.exists:
             raise ValueError(f"{folder} holds a run already; convnn train --resume {folder} goes on with it")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"--output must name a new or empty folder, got {folder}")
-        with store.storing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        store.write_json(folder / "config.json", {"recipe": name, **recipe.as_dict()})
-        return run
+
+    def create(self, name: str, recipe: Recipe, source: Any) -> None:
+        """Begin a run: what its data look like, then what was asked for."""
+        with store.storing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        about = {name: getattr(source, name) for name in ("classes", "channels", "native", "size", "mean", "std")}
+        store.write_json(self.folder / "data.json", about)
+        store.write_json(self.folder / "config.json", {"recipe": name, **recipe.as_dict()})
 
     @classmethod
     def open(cls, folder: Path) -> Run:
