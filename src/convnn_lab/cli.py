@@ -134,7 +134,7 @@ class Reproduce:
         table = reproduce.table(self.table)
         chosen = reproduce.rows(table, self.rows)
         if not self.static:
-            raise ValueError("running rows needs the training laboratory, which is not there yet; --static counts")
+            raise ValueError("rows are counted here and not yet trained: say --static, or use convnn train")
         counted = reproduce.static(chosen)
         if not counted:
             raise ValueError(f"the rows of {self.table} are single layers, which have no parameters to count")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,7 +137,7 @@ def _resume(folder: Path, rest: list[str]) -> int:
 def _said(run: Any) -> int:
     from convnn_lab.train.fit import global_rank
 
-    summary = run.summary() if global_rank() == 0 else None
+    summary = run.summary() if global_rank(run.recipe()[1].devices) == 0 else None
     if summary is not None and summary["status"] == "finished":
         final = summary["final"]
         sys.stdout.write(f"{run.folder}: {100 * final['val_acc']:.2f} % after {summary['epochs']} epochs\n")
@@ -148,28 +148,29 @@ def compare(arguments: list[str]) -> int:
     """Run ``convnn compare``: a sweep over layers."""
     _help(arguments, SWEEP)
     layers, rest = taken(arguments, "--layers")
-    if rest and not rest[0].startswith("-"):
-        base = named(rest[0])
-        layers = layers or (TRANSFORMERS if base.model.startswith("vit") else CONVOLUTIONAL)
-    chosen = [layer for layer in (layers or "").split(",") if layer]
-    if len(set(chosen)) != len(chosen):
-        raise ValueError(f"--layers must name every layer once, got {layers}")
-    return _swept("compare", [*rest, "--layer", *chosen])
+    name, base, rest = _base(rest, SWEEP)
+    layers = layers or (TRANSFORMERS if base.model.startswith("vit") else CONVOLUTIONAL)
+    chosen = [layer for layer in layers.split(",") if layer]
+    if len(set(chosen)) != len(chosen) or len(chosen) < 2:
+        raise ValueError(f"--layers must name several layers, each once, got {layers}")
+    if any(word.split("=")[0] == "--layer" for word in rest):
+        raise ValueError("layers are compared by --layers A,B,...; leave out --layer")
+    return _swept("compare", name, base, [*rest, "--layer", *chosen])
 
 
 def sweep(arguments: list[str]) -> int:
     """Run ``convnn sweep``."""
     _help(arguments, SWEEP)
-    return _swept("sweep", arguments)
+    return _swept("sweep", *_base(arguments, SWEEP))
 
 
-def _swept(kind: str, arguments: list[str]) -> int:
-    name, base, rest = _base(arguments, SWEEP)
+def _swept(kind: str, name: str, base: Recipe, rest: list[str]) -> int:
     output, rest = taken(rest, "--output")
     limit, rest = taken(rest, "--max-time")
     fixed, axes = grid(rest)
     from convnn_lab.recipes.recipe import seconds
     from convnn_lab.train import sweep as several
+    from convnn_lab.train.fit import global_rank
 
     def combined(differs: Mapping[str, str]) -> Recipe:
         varied = [word for field, value in differs.items() for word in (f"--{field.replace('_', '-')}", value)]
@@ -179,6 +180,8 @@ def _swept(kind: str, arguments: list[str]) -> int:
     folder = Path("runs") / f"{kind}-{name}" if output is None else Path(output)
     allowed = None if limit is None else seconds("--max-time", limit)
     results = several.run_all(name, folder, points, max_seconds=allowed)
+    if global_rank(points[0].recipe.devices):
+        return 0
     several.show(f"{name}: {kind}", results)
     done = sum(len(each.accuracies) + each.failed for each in results)
     left = (
@@ -211,6 +214,10 @@ def read(name: str, base: Recipe, arguments: Sequence[str]) -> Recipe:
     for place, word in enumerate(words):
         if word == "--ema" and (place + 1 == len(words) or words[place + 1].startswith("-")):
             words.insert(place + 1, EMA)
+    said = {word.split("=")[0] for word in words}
+    # The two say the same thing: what was asked for outweighs what the recipe sets.
+    if "--accumulate" in said and "--device-batch" not in said:
+        base = replace(base, device_batch=None)
     described = f"Train {name}; what stands in brackets is what the recipe sets."
     recipe: Recipe = parse(Recipe, words, prog=f"convnn train {name}", description=described, default=base)
     return recipe
@@ -238,4 +245,3 @@ def _help(arguments: Sequence[str], usage: str) -> None:
 
 
 BY_RECIPE = {"train": train, "sweep": sweep, "compare": compare}
-FIELDS = {field.name for field in fields(Recipe)}

@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from convnn_lab import cli
 from convnn_lab.train.run import Run
@@ -23,7 +25,8 @@ QUICK = ["digits", "--layer", "conv", "--batch", "256", "--accelerator", "cpu", 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "convnn_lab.cli", "train", *arguments]
     alone = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=alone)
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=alone, start_new_session=True, **pipes)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -80,9 +83,39 @@ def test_a_process_that_is_asked_to_stop_saves_first(number: signal.Signals, tmp
     assert_same(run, reference)
 
 
+def pictures(folder: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 24), ("val", 4)):
+        for name in ("bird", "cat"):
+            (folder / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 256, (20, 24, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
+    return folder
+
+
+def test_a_signal_to_all_processes_of_a_folder_saves_too(tmp_path: Path) -> None:
+    given = ["digits", "--dataset", "folder", "--data-dir", str(pictures(tmp_path / "data")), "--image-size", "16"]
+    given += ["--batch", "8", "--layer", "conv", "--workers", "2", "--mixup", "0.5", "--erase", "0.5", "--flip", "0.5"]
+    given += ["--epochs", "40", "--accelerator", "cpu"]
+    process = start(*given, "--output", str(tmp_path / "run"))
+    wait_for(tmp_path / "run" / "metrics.csv", process)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, ""), (out, err)
+    run = Run.open(tmp_path / "run")
+    summary: Any = run.summary()
+    assert (summary["status"], summary["epochs"] >= 1) == ("stopped", True)
+    config = run.folder / "config.json"
+    config.write_text(config.read_text().replace('"epochs": 40', f'"epochs": {summary["epochs"] + 1}'))
+    assert cli.main(["train", "--resume", str(run.folder)]) == 0
+    assert [row["epoch"] for row in run.rows()] == list(range(summary["epochs"] + 1))
+
+
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     given = ["digits", "--model", "vit_tiny", "--layer", "attention", "--image-size", "16", "--patch", "8"]
     given += ["--epochs", "2", "--batch", "300", "--optimizer", "sgd", "--lr", "0.05", "--accelerator", "cpu"]
+    given += ["--ema", "0.5"]
     both = start(*given, "--devices", "2", "--output", str(tmp_path / "two"))
     assert cli.main(["train", *given, "--output", str(tmp_path / "one")]) == 0
     out, err = both.communicate(timeout=180)

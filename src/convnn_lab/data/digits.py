@@ -9,8 +9,10 @@ import numpy as np
 from convnn_lab.data.arrays import Data, checked
 
 
-def digits(data_dir: Path | None) -> Data:  # noqa: ARG001 - it brings its own
+def digits(data_dir: Path | None) -> Data:
     """Read the digits; every fifth image is tested on."""
+    if data_dir is not None:
+        raise ValueError(f"digits bring their own files; leave out --data-dir, got {data_dir}")
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped] # noqa: PLC0415
     except ModuleNotFoundError:

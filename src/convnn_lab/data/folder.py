@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -248,6 +249,12 @@ class Batches(Sampler[list[tuple[int, int]]]):
             yield [(self.epoch, number) for number in self.numbers[first : first + self.size].tolist()]
 
 
+def _undisturbed(_: int) -> None:
+    """Leave it to the process that trains to answer signals that reach all of them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Loader(DataLoader[tuple[Tensor, int]]):
     """Batches of bytes ``(B, 3, H, W)`` and labels ``(B,)``."""
 
@@ -258,6 +265,7 @@ class Loader(DataLoader[tuple[Tensor, int]]):
             num_workers=recipe.workers,
             pin_memory=recipe.accelerator != "cpu" and torch.cuda.is_available(),
             persistent_workers=again and recipe.workers > 0,
+            worker_init_fn=_undisturbed,
             generator=torch.Generator(),  # its own: the model's draws are not to depend on how often data is read
         )
 

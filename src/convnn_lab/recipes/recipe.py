@@ -152,6 +152,8 @@ class Recipe:
             raise ValueError(f"--clip must be more than 0, got {self.clip}")
         if self.warmup >= self.epochs:
             raise ValueError(f"--warmup must be shorter than the {self.epochs} epochs, got {self.warmup}")
+        if self.schedule == "constant" and self.min_lr:
+            raise ValueError(f"--min-lr is where a cosine ends; say --schedule cosine, got {self.min_lr}")
         if self.device_batch is not None and self.accumulate is not None:
             raise ValueError("--device-batch and --accumulate say the same thing; give one")
         _ = self.save_seconds, self.max_seconds

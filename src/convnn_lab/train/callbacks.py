@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from convnn_lab.train import checkpoints
-from convnn_lab.train.module import Classifier
+from convnn_lab.train.module import Classifier, NonFiniteError
 from convnn_lab.train.run import Row, Run
 
 ASK_EVERY = 10  # steps after which several processes agree on whether to stop
@@ -32,6 +32,7 @@ class Keeper(Callback):
         self.saved_step, self.asked = -1, ""
         self.best: dict[str, Any] | None = None
         self.best_weights: dict[str, Tensor] | None = None
+        self.shown: list[Lines] = []
         self._handlers: dict[int, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -47,8 +48,10 @@ class Keeper(Callback):
         for number in (signal.SIGTERM, signal.SIGINT):
             self._handlers[number] = signal.signal(number, self._noted)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Leave signals as they were."""
+    def leave(self) -> None:
+        """Leave signals and the screen as they were, however it ended."""
+        for each in self.shown:
+            each.leave()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
@@ -69,8 +72,8 @@ class Keeper(Callback):
         if not learner.between_steps or learner.position >= learner.length:
             return
         steps = learner.recipe.save_steps
-        due = self._since() >= learner.recipe.save_seconds or (steps is not None and learner.step % steps == 0)
-        due = self._agreed(trainer, learner, due)
+        due = self._agreed(trainer, learner, self._since() >= learner.recipe.save_seconds)
+        due = due or (steps is not None and learner.step % steps == 0)
         stop = self._agreed(trainer, learner, self._must_stop())
         if due or stop:
             self.save(trainer, learner)
@@ -81,6 +84,8 @@ class Keeper(Callback):
         """Write the row of the epoch; save if it is the last, or time to; stop if it was asked for."""
         learner = _learner(pl_module)
         learner.look()
+        if int(learner.train_tally.count) == 0:
+            raise NonFiniteError(f"no loss of epoch {learner.epoch} was a finite number; a smaller --lr may help")
         seconds = learner.seconds + time.monotonic() - self.began
         row = {"epoch": learner.epoch, **learner.measured(), "lr": trainer.optimizers[0].param_groups[0]["lr"]}
         row |= {"seconds": seconds}
@@ -93,6 +98,8 @@ class Keeper(Callback):
             self.best_weights = {name.removeprefix(start): value.detach().clone() for name, value in weights.items()}
         if trainer.is_global_zero:
             self.run.write_rows(self.rows)
+            for each in self.shown:
+                each.write(line(row, learner.recipe.epochs))
             for logger in trainer.loggers:
                 logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, step=learner.epoch)
         learner.epoch, learner.position, learner.seconds = learner.epoch + 1, 0, 0.0
@@ -143,18 +150,13 @@ def _any(trainer: pl.Trainer, said: bool) -> bool:
 class Lines(Callback):
     """One line for each epoch."""
 
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-
     def write(self, said: str) -> None:
         """Print a line at once."""
         sys.stdout.write(f"{said}\n")
         sys.stdout.flush()
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say what was measured."""
-        if trainer.is_global_zero and self.rows:
-            self.write(line(self.rows[-1], _learner(pl_module).recipe.epochs))
+    def leave(self) -> None:
+        """Nothing to take away."""
 
 
 def line(row: Row, epochs: int) -> str:
@@ -201,7 +203,7 @@ class Bar(Lines):
         """Print a line above it."""
         self.progress.console.print(said, highlight=False)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+    def leave(self) -> None:
         """Take it away."""
         if hasattr(self, "progress"):
             self.progress.stop()

@@ -19,7 +19,7 @@ from convnn_lab.data.folder import read
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import checkpoints, store
 from convnn_lab.train.build import build
-from convnn_lab.train.fit import device_of, half
+from convnn_lab.train.fit import device_of, half, set_up
 from convnn_lab.train.run import Run
 from convnn_lab.train.source import FOLDERS, Prepare, Share, load
 from convnn_lab.train.tally import Tally
@@ -32,7 +32,9 @@ def evaluate(folder: Path, which: Which = "last", data_dir: Path | None = None) 
     run = Run.open(folder)
     _, recipe = run.recipe()
     recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir)
+    recipe = replace(recipe, accelerator="auto")  # where it was trained says nothing about where it is tested
     device = device_of(recipe)
+    set_up(recipe)
     source = load(recipe, device)
     model, prepare = _trained(run, recipe, which, device)
     tally = Tally().to(device)
@@ -49,7 +51,9 @@ def predict(
     """The most likely classes of each picture, with their probabilities."""
     run = Run.open(folder)
     _, recipe = run.recipe()
+    recipe = replace(recipe, accelerator="auto")
     device = device_of(recipe)
+    set_up(recipe)
     about = store.read_json(run.folder / "data.json")
     images = [_picture(path, recipe, about).to(device) for path in pictures]
     model, prepare = _trained(run, recipe, which, device)

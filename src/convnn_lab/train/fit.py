@@ -32,10 +32,11 @@ PACKAGES = ("convnn", "torch", "triton", "torchvision", "timm", "pytorch-lightni
 def train(name: str, recipe: Recipe, output: Path | None = None, *, quiet: bool = False) -> Run:
     """Run a recipe in a new folder."""
     began = time.monotonic()
+    recipe = _as_started(recipe)
     recipe = replace(recipe, data_dir=None if recipe.data_dir is None else recipe.data_dir.resolve())
     source = load(recipe, device_of(recipe))
     run = Run(default_folder(name, recipe) if output is None else output)
-    if global_rank() == 0:
+    if global_rank(recipe.devices) == 0:
         run.require_new()
     return Session(run, name, recipe, source, began, quiet).fit(None)
 
@@ -50,7 +51,7 @@ def resume(folder: Path, *, max_time: str | None = None, data_dir: Path | None =
     began = time.monotonic()
     run = Run.open(folder)
     name, recipe = run.recipe()
-    recipe = replace(recipe, max_time=max_time)
+    recipe = _as_started(replace(recipe, max_time=max_time))
     recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir.resolve())
     if run.finished:
         return run
@@ -71,12 +72,13 @@ class Session:
 
     def fit(self, last: Path | None) -> Run:
         """Train from a checkpoint, or from the first step."""
-        run, first = self.run, global_rank() == 0
-        _set_up(self.recipe)
+        run, first = self.run, global_rank(self.recipe.devices) == 0
+        set_up(self.recipe)
         pl.seed_everything(self.recipe.seed, workers=True, verbose=False)
         self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
         # Nothing is written before all is known to fit together.
-        if first and not run.exists:
+        new = first and not run.exists
+        if new:
             run.create(self.name, self.recipe, self.source)
         with run.alone() if first else nullcontext():
             if first:
@@ -91,6 +93,12 @@ class Session:
             except NonFiniteError:
                 self._conclude("failed")
                 raise
+            except Exception:
+                if new and self.learner.step == 0:
+                    run.remove()  # not even a step came of it
+                raise
+            finally:
+                self.keeper.leave()
         return run
 
     def _prepare(self, state: dict[str, Any] | None) -> None:
@@ -103,7 +111,8 @@ class Session:
         self.rows = [] if state is None else [row for row in self.run.rows() if row["epoch"] < state["epoch"]]
         deadline = None if recipe.max_seconds is None else self.began + recipe.max_seconds
         self.keeper = Keeper(self.run, self.rows, deadline)
-        shown = [] if self.quiet else [(Bar if sys.stdout.isatty() else Lines)(self.rows)]
+        shown = [] if self.quiet or global_rank(recipe.devices) else [(Bar if sys.stdout.isatty() else Lines)()]
+        self.keeper.shown = shown
         self.trainer = _trainer(recipe, [self.keeper, *shown], _loggers(self.run, recipe))
         if state is not None:
             _start_at(self.trainer, int(state["epoch"]))
@@ -185,7 +194,8 @@ def _loggers(run: Run, recipe: Recipe) -> list[Any]:
 
             found.append(WandbLogger(project=recipe.wandb, name=run.folder.name, save_dir=run.folder))
     except ModuleNotFoundError as error:
-        raise ValueError(f"this logger needs a package that is not installed: {error}") from None
+        said = str(error).splitlines()[0]
+        raise ValueError(f"this logger needs a package that is not installed: {said}") from None
     return found
 
 
@@ -210,7 +220,8 @@ def environment(trainer: pl.Trainer) -> dict[str, Any]:
     }
 
 
-def _set_up(recipe: Recipe) -> None:
+def set_up(recipe: Recipe) -> None:
+    """Let torch compute as the recipe says."""
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # What Lightning says of loaders and devices is decided here, not by its defaults.
@@ -243,9 +254,26 @@ def device_of(recipe: Recipe) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def global_rank() -> int:
-    """Which of several processes this is, as whoever started them says."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))))
+def global_rank(devices: int = 1) -> int:
+    """Which of several processes this is, as whoever started them says: torchrun, Lightning, or Slurm."""
+    told = os.environ
+    if "RANK" in told:
+        return int(told["RANK"])
+    if "LOCAL_RANK" in told or "NODE_RANK" in told:
+        return int(told.get("NODE_RANK", "0")) * devices + int(told.get("LOCAL_RANK", "0"))
+    # Slurm names a single task in an interactive shell too, where nobody else was started.
+    return int(told["SLURM_PROCID"]) if int(told.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in told else 0
+
+
+def _as_started(recipe: Recipe) -> Recipe:
+    """Take the number of processes from torchrun, where it started them."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return recipe
+    devices, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    told = recipe.devices * recipe.nodes
+    if told not in (1, world):
+        raise ValueError(f"torchrun started {world} processes, and --devices {recipe.devices} --nodes {recipe.nodes}")
+    return replace(recipe, devices=devices, nodes=world // devices)
 
 
 def _warn(said: str) -> None:

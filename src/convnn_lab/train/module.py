@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytorch_lightning as pl
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from timm.data.random_erasing import RandomErasing
 from timm.loss.cross_entropy import SoftTargetCrossEntropy
-from timm.optim._optim_factory import create_optimizer_v2
+from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -46,7 +47,9 @@ class Classifier(pl.LightningModule):
         if (recipe.mixup or recipe.cutmix) and self.per_device % 2:
             raise ValueError(f"mixing needs an even number of images at once, got {self.per_device}")
         self.prepare = Prepare(source.mean, source.std, source.size)
-        self.average = None if recipe.ema is None else ModelEmaV3(model, decay=recipe.ema, use_warmup=True)
+        self.average = None
+        if recipe.ema is not None:
+            self.average = ModelEmaV3(model, decay=recipe.ema, use_warmup=True).requires_grad_(False)
         self.train_tally, self.test_tally, self.average_tally = Tally(), Tally(), Tally()
         self.epoch, self.position, self.step, self.skipped, self.seconds = 0, 0, 0, 0, 0.0
         self.resumed: dict[str, Any] | None = None
@@ -90,7 +93,8 @@ class Classifier(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer; its rate is set before every step."""
         given = self.recipe
-        beside: dict[str, Any] = {"betas": (given.beta1, given.beta2)} if "adam" in given.optimizer else {}
+        betas = get_optimizer_info(given.optimizer).has_betas
+        beside: dict[str, Any] = {"betas": (given.beta1, given.beta2)} if betas else {}
         optimizer = create_optimizer_v2(
             self.model,
             opt=given.optimizer,
@@ -133,9 +137,13 @@ class Classifier(pl.LightningModule):
         self.lost_at.copy_(torch.where(lost, self.step + 1, self.lost_at))
         if self.recipe.non_finite == "stop" or bool(loss.isfinite()):
             self.train_tally.update(logits, labels, loss)
-        # Processes are averaged; a part larger than the others counts for more.
-        together = self.source.together(self.position, self.share)
-        return loss if count * self.world == together else loss * (count * self.world / together)
+        return loss * (count * self.world * self.turns / self._in_this_step())
+
+    def _in_this_step(self) -> int:
+        """How many images all processes see until the next update; Lightning averages turns and processes as equals."""
+        first = self.position - self.position % self.turns
+        turns = range(first, min(first + self.turns, self.length))
+        return sum(self.source.together(turn, self.share) for turn in turns)
 
     def _augmented(self, images: Tensor, labels: Tensor) -> Batch:
         images = images if self.erase is None else self.erase(images)
@@ -232,6 +240,21 @@ def schedule(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> Co
     )
 
 
+@contextmanager
+def _unmoved(block: nn.Module) -> Iterator[None]:
+    """Inside, running statistics stay where they are: they have seen this batch."""
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+    try:
+        yield
+    finally:
+        for norm, (momentum, tracked) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, tracked
+
+
 def _compute_again(model: nn.Module) -> None:
     """Keep nothing inside the blocks of a model but what comes in."""
     blocks = [module for module in model.modules() if type(module).__name__ in ("Block", "Basic", "Bottleneck")]
@@ -241,7 +264,7 @@ def _compute_again(model: nn.Module) -> None:
     for block in blocks:
         inner = block.forward
 
-        def forward(*inputs: Any, inner: Any = inner) -> Any:
-            return again(inner, *inputs, use_reentrant=False)
+        def forward(*inputs: Any, inner: Any = inner, block: nn.Module = block) -> Any:
+            return again(inner, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _unmoved(block)))
 
         block.forward = forward

@@ -14,7 +14,10 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import os
+import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -58,7 +61,12 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         about = {name: getattr(source, name) for name in ("classes", "channels", "native", "size", "mean", "std")}
         store.write_json(self.folder / "data.json", about)
-        store.write_json(self.folder / "config.json", {"recipe": name, **recipe.as_dict()})
+        # Time is given to a process, not to a run.
+        store.write_json(self.folder / "config.json", {"recipe": name, **recipe.as_dict(), "max_time": None})
+
+    def remove(self) -> None:
+        """Take a run away of which nothing came."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -94,8 +102,11 @@ class Run:
         path = self.folder / "metrics.csv"
         if not path.exists():
             return []
-        with path.open(newline="") as file:
-            return [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+        try:
+            with path.open(newline="") as file:
+                return [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
     def write_rows(self, rows: list[Row]) -> None:
         """Write the epochs anew: an epoch has one row, however often it was begun."""
@@ -127,6 +138,9 @@ class Run:
                 return folder
             seen = True
             warn(f"checkpoint {folder} is damaged: {wrong}")
+            aside = self.checkpoints / "damaged"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(folder, aside)  # so that no whole one makes way for it
         if seen:
             warn("no checkpoint is whole; the run starts again from its first step")
         return None
@@ -135,12 +149,17 @@ class Run:
     def alone(self) -> Iterator[None]:
         """Let no other process train in this folder; the lock goes with the process, however that ends."""
         with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"another process is training in {self.folder}") from None
-            except OSError:
-                pass  # a file system without locks
+            for left in reversed(range(100)):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    # What a killed process started to read images holds the lock a few seconds longer.
+                    if not left:
+                        raise ValueError(f"another process is training in {self.folder}") from None
+                    time.sleep(0.1)
+                except OSError:
+                    break  # a file system without locks
             yield
 
 

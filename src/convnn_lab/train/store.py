@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,16 @@ def write(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write an object for people and machines to read."""
-    write(path, json.dumps(content, indent=2) + "\n")
+    write(path, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+
+
+def _plain(content: Any) -> Any:
+    """What is not a number is null in a file that others read."""
+    if isinstance(content, dict):
+        return {name: _plain(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    return None if isinstance(content, float) and not isfinite(content) else content
 
 
 def read_json(path: Path) -> Any:

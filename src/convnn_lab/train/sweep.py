@@ -20,7 +20,7 @@ from rich.table import Table
 from convnn_lab.recipes import Recipe
 from convnn_lab.tables.flops import count
 from convnn_lab.train import figures, fit, store
-from convnn_lab.train.build import build
+from convnn_lab.train.build import build, irrelevant
 from convnn_lab.train.module import NonFiniteError
 from convnn_lab.train.run import Row, Run
 from convnn_lab.train.source import load
@@ -70,13 +70,15 @@ def run_all(name: str, folder: Path, asked: Sequence[Point], *, max_seconds: flo
         there = Run(folder / point.name)
         if there.exists and not _same(there.recipe()[1], point.recipe):
             raise ValueError(f"{there.folder} holds a run of another recipe; choose another --output")
+    _require_distinct(asked)
     failed = set()
     for number, point in enumerate(asked):
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             break
-        sys.stdout.write(f"[{number + 1}/{len(asked)}] {point.name}\n")
-        sys.stdout.flush()
+        if fit.global_rank(point.recipe.devices) == 0:
+            sys.stdout.write(f"[{number + 1}/{len(asked)}] {point.name}\n")
+            sys.stdout.flush()
         try:
             run = _run(name, folder / point.name, point.recipe, left)
         except NonFiniteError as error:
@@ -86,8 +88,22 @@ def run_all(name: str, folder: Path, asked: Sequence[Point], *, max_seconds: flo
         if not run.finished and run.interrupted:
             raise KeyboardInterrupt
     results = _results(folder, asked, failed)
-    _write(folder, results)
+    if fit.global_rank(asked[0].recipe.devices) == 0:
+        _write(folder, results)
     return results
+
+
+def _require_distinct(asked: Sequence[Point]) -> None:
+    """Refuse fields that change nothing, and runs that would be the same."""
+    for field in asked[0].differs:
+        if all(field in irrelevant(point.recipe) for point in asked):
+            recipe = asked[0].recipe
+            flag = f"--{field.replace('_', '-')}"
+            raise ValueError(f"{flag} means nothing to {recipe.model} with layer {recipe.layer}; leave it out")
+    for number, point in enumerate(asked):
+        for other in asked[:number]:
+            if point.recipe == other.recipe:
+                raise ValueError(f"{other.name} and {point.name} are the same run; name it once")
 
 
 def _run(name: str, folder: Path, recipe: Recipe, left: float | None) -> Run:

@@ -43,9 +43,9 @@ class Tally(Metric):
 
     def compute(self) -> dict[str, float]:
         """The means so far."""
-        count = max(1, int(self.count))
+        count = int(self.count)
         means = {"loss": self.loss, "acc": self.first, "top5": self.five}
-        return {name: float(total) / count for name, total in means.items()}
+        return {name: float(total) / count if count else float("nan") for name, total in means.items()}
 
     def sums(self) -> dict[str, Any]:
         """What this process has added up, for a checkpoint."""
