@@ -65,7 +65,7 @@ def search(
 ) -> Search:
     """Check what decides the neighbours, and put it into a record."""
     checks.compared(query, key)
-    if _autocast_on(query.device):
+    if query.dtype != key.dtype and _autocast_on(query.device):
         query, key = wide(query), wide(key)
     checks.same_dtype(query=query, key=key)
     checks.one_of("order", order, ("score", "key"))

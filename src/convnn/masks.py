@@ -74,7 +74,7 @@ class Rule:
         return _truth(self.entry, i, j)
 
     def __and__(self, other: Entry) -> Rule:
-        return Rule(partial(_both, one=self, other=other), _sizes(self, other))
+        return Rule(partial(both, one=self, other=other), _sizes(self, other))
 
     def __or__(self, other: Entry) -> Rule:
         return Rule(partial(_either, one=self, other=other), _sizes(self, other))
@@ -100,7 +100,8 @@ def _truth(entry: Entry, i: Tensor, j: Tensor) -> Tensor:
 # The entries of rules are functions with names, so that a layer that holds one can be pickled.
 
 
-def _both(i: Tensor, j: Tensor, *, one: Entry, other: Entry) -> Tensor:
+def both(i: Tensor, j: Tensor, *, one: Entry, other: Entry) -> Tensor:
+    """Where both rules hold."""
     return _truth(one, i, j) & _truth(other, i, j)
 
 
@@ -116,7 +117,8 @@ def _past(i: Tensor, j: Tensor) -> Tensor:
     return j <= i
 
 
-def _near(i: Tensor, j: Tensor, *, radius: int) -> Tensor:
+def near(i: Tensor, j: Tensor, *, radius: int) -> Tensor:
+    """Where a key is at most so many places away."""
     return (i - j).abs() <= radius
 
 
@@ -156,7 +158,7 @@ causal = Rule(_past)
 def window(radius: int) -> Rule:
     """Let a query choose the keys at most ``radius`` places from its own."""
     checks.whole("radius", radius, 0)
-    return Rule(partial(_near, radius=radius))
+    return Rule(partial(near, radius=radius))
 
 
 def dilated(radius: int, step: int) -> Rule:
@@ -198,7 +200,7 @@ def bigbird(window: int, globals: int, random: int, *, keys: int, seed: int = 0)
         checks.whole(name, size, 0)
     checks.whole("keys", keys, 1)
     chosen = [Rule(partial(_drawn, seed=number + 7919 * seed, keys=keys)) for number in range(random)]
-    return reduce(or_, chosen, Rule(partial(_near, radius=window)) | Rule(partial(_ends, count=globals)))
+    return reduce(or_, chosen, Rule(partial(near, radius=window)) | Rule(partial(_ends, count=globals)))
 
 
 def neighborhood(size: Sequence[int], kernel_size: int | Sequence[int]) -> Rule:

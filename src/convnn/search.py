@@ -66,7 +66,7 @@ class Search:
         """
         last = self.width if last is None else last
         scores = self._scored(wide(self.query), wide(self._among(self.key, first, last)))
-        scores = laid.lay(scores, *self._laid(first, last))
+        scores = laid.lay(scores, *self.entries(first, last))
         return scores if self.own is None else torch.where(self.numbers(first, last) == self.own, -torch.inf, scores)
 
     def numbers(self, first: int, last: int) -> Tensor:
@@ -119,7 +119,7 @@ class Search:
             ``(..., N, r)`` and ``(..., r, C)``, with r = M where there are no candidates.
         """
         query, key, value = self.query, self._among(self.key, 0, self.width), self._among(value, 0, self.width)
-        allowed, shifts = self._laid(0, self.width)
+        allowed, shifts = self.entries(0, self.width)
         if allowed is not None:
             chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
             query, key, value = _where(chooses, query), _where(chosen, key), _where(chosen, value)
@@ -132,7 +132,7 @@ class Search:
     def _paired(self, index: Tensor) -> Tensor:
         """Score each query with its own keys ``index`` (..., N, K)."""
         entries = [laid.pairs(mask, self.rows, index) for mask in self.mask]
-        if self.candidates is not None or self.own is not None:
+        if self.mask or self.candidates is not None or self.own is not None:
             entries.append(index >= 0)
         allowed, shifts = laid.combine(entries)
         query, taken = wide(self.query), wide(take(self.key, index))  # (..., N, E), (..., N, K, E)
@@ -154,7 +154,9 @@ class Search:
             return rows[..., first:last, :]
         return take(rows, self.candidates[..., first:last])[..., 0, :, :]
 
-    def _laid(self, first: int, last: int) -> tuple[Tensor | None, list[Tensor]]:
+    def entries(self, first: int = 0, last: int | None = None) -> tuple[Tensor | None, list[Tensor]]:
+        """Evaluate the masks for the searched keys from ``first`` up to ``last``: who is allowed, and what is added."""
+        last = self.width if last is None else last
         if self.candidates is None:
             return laid.combine(laid.block(mask, self.rows, first, last) for mask in self.mask)
         index = self.candidates[..., first:last]

@@ -41,7 +41,7 @@ def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
 
 def cosine(query: Tensor, key: Tensor) -> Tensor:
     r""":math:`q^\top k / \lVert q \rVert \lVert k \rVert`; 0, with gradient 0, where either vector is 0."""
-    return dot(_unit(query), _unit(key))
+    return dot(unit(query), unit(key))
 
 
 def sqeuclidean(query: Tensor, key: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _square_distance(query: Tensor, key: Tensor) -> Tensor:
         return sum(squares[1:], squares[0]).clamp(max=largest)
     # Centring keeps the expansion |q|^2 - 2qk + |k|^2 from cancelling away its own digits. A single query with keys of
     # its own is the best centre: what is left of the expansion is then the difference itself.
-    centre = query.detach() if _has_own_keys(query, key) else _middle(key.detach())
+    centre = query.detach() if _has_own_keys(query, key) else middle(key.detach())
     query, key = query - centre, key - centre
     square = query.square().sum(-1)[..., :, None] - 2 * dot(query, key) + key.square().sum(-1)[..., None, :]
     return square.clamp(min=0, max=largest)
@@ -215,7 +215,7 @@ def _has_own_keys(query: Tensor, key: Tensor) -> bool:
     return query.shape[-2] == 1 and torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]) == key.shape[:-2]
 
 
-def _middle(key: Tensor) -> Tensor:
+def middle(key: Tensor) -> Tensor:
     """The key nearest to the mean of all: a key, so that differences of whole numbers stay whole numbers."""
     # A NaN must not reach other pairs through the mean.
     key = key.nan_to_num(0.0, 0.0, 0.0)
@@ -223,7 +223,7 @@ def _middle(key: Tensor) -> Tensor:
     return key.gather(-2, nearest.expand(*key.shape[:-2], 1, key.shape[-1]))
 
 
-def _unit(vector: Tensor) -> Tensor:
+def unit(vector: Tensor) -> Tensor:
     """Scale to length 1; the zero vector stays, and passes no gradient."""
     # Dividing by the largest entry first keeps tiny and huge vectors inside the range of squares; the unit vector does
     # not depend on that scale, so neither does its gradient.

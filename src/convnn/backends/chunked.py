@@ -71,6 +71,20 @@ def select(search: Search, *, budget: int | None) -> Neighbors:
     return Neighbors(*in_blocks(run, by_row, shared, row=_row(search, width), budget=budget))
 
 
+def rescore(search: Search, index: Tensor, *, budget: int | None = None) -> Neighbors:
+    """Score keys that were chosen already, block by block."""
+    budget = _at_most(budget, search.query)
+    search = _lifted(search)
+
+    def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
+        block = _rebuild(search, by_row[:-1], shared)
+        return _again(partial(block.neighbors, by_row[-1]), block)
+
+    by_row, shared = _tensors(search)
+    row = max(1, search.k * search.query.shape[-1])
+    return Neighbors(*in_blocks(run, [*by_row, index.long()], shared, row=row, budget=budget))
+
+
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, budget: int | None) -> Tensor:
     """Combine block by block, in each slot by slot."""
     budget = _at_most(budget, value)
