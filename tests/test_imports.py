@@ -36,11 +36,22 @@ LEVELS = [
     {"checks"},
     {"candidates", "masks", "descriptor", "patches"},
     {"blend"},
-    {"laid", "relative"},
+    {"laid", "relative", "forms"},
     {"search"},
     {"backends.record", "backends.blocks", "backends.combine"},
     {"backends.reference"},
     {"backends.chunked"},
+    {"backends.triton.kernels"},
+    {"backends.triton.kernels.tiles"},
+    {
+        *(f"backends.triton.kernels.{name}" for name in ("combine", "exact", "repair", "stream", "whole")),
+        "backends.triton.sizes",
+    },
+    {"backends.triton.kernels.by_key", "backends.triton.kernels.by_query"},
+    {"backends.triton.backward", "backends.triton.launch", "backends.triton.shapes"},
+    {"backends.triton.ops"},
+    {"backends.triton.flops"},
+    {"backends.triton"},
     {"backends"},
     {"arguments"},
     {"functional"},
@@ -76,8 +87,11 @@ def imported(path: Path) -> set[str]:
         for name in names:
             inner = name.removeprefix("convnn.").split(".")
             if name.startswith("convnn."):
+                places = [(inner[:n], SOURCE / "/".join(inner[:n])) for n in (4, 3, 2, 1)]
                 known = [
-                    ".".join(inner[:n]) for n in (2, 1) if (SOURCE / "/".join(inner[:n])).with_suffix(".py").exists()
+                    ".".join(parts)
+                    for parts, place in places
+                    if place.with_suffix(".py").exists() or (place / "__init__.py").exists()
                 ]
                 found.add(known[0] if known else inner[0])
     return found

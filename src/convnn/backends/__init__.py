@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from convnn.backends import chunked, reference
+from convnn.backends import chunked, reference, triton
 from convnn.backends.record import Backend
 from convnn.names import resolve
 from convnn.search import Search
@@ -14,7 +14,11 @@ from convnn.search import Search
 __all__ = ["BACKENDS", "Backend", "Choice", "choose"]
 
 # In the order in which "auto" asks them; the reference runs everything.
-BACKENDS: dict[str, Backend] = {"chunked": chunked.BACKEND, "reference": reference.BACKEND}
+BACKENDS: dict[str, Backend] = {
+    "triton": triton.BACKEND,
+    "chunked": chunked.BACKEND,
+    "reference": reference.BACKEND,
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ def choose(
     passed_over: dict[str, str] = {}
     if backend == "auto":
         for name, candidate in BACKENDS.items():
-            reason = candidate.declines(search, value, kernel)
+            reason = None if candidate.waits is None else candidate.waits(search, value, kernel)
+            reason = reason or candidate.declines(search, value, kernel)
             if reason is None:
                 return Choice(name, candidate, passed_over)
             passed_over[name] = reason

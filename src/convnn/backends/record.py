@@ -23,6 +23,7 @@ class Backend:
             one half alone comes without the search or without the value.
         fused: both halves at once, keeping only what its backward needs: ``(search, value, kernel, weigh)``.
         about: what it is for, in a few words.
+        waits: like ``declines``, but heeded by ``"auto"`` only: why it should be asked for by name.
     """
 
     select: Callable[[Search], Neighbors]
@@ -30,6 +31,7 @@ class Backend:
     declines: Callable[[Search | None, Tensor | None, Tensor | None], str | None]
     fused: Callable[[Search, Tensor, Tensor | None, Weigh], Tensor] | None = None
     about: str = ""
+    waits: Callable[[Search | None, Tensor | None, Tensor | None], str | None] | None = None
 
     def run(self, search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh) -> Tensor:
         """Run the whole operator."""

@@ -7,16 +7,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from convnn.backends import BACKENDS, Backend
+from convnn.backends import Backend
 from convnn.backends.chunked import with_budget
 from convnn.functional import convnn
 from convnn.masks import Mask
 from convnn.similarity import SIMILARITIES, Similarity, minkowski
 from convnn.weighting import WEIGHTINGS, Weighting, softmax_at
 from convnn_lab.verify.drawing import Answer, Case, Problem, between, call, coin, one_of
+from convnn_lab.verify.rows import ANYWHERE
 
 # One block is enough for problems as small as these, unless the budget is smaller still.
-OTHERS: dict[str, str | Backend] = {name: name for name in BACKENDS if name != "reference"}
+OTHERS: dict[str, str | Backend] = {name: name for name in ANYWHERE if name != "reference"}
 OTHERS["chunked in blocks of 97"] = with_budget(97)
 
 

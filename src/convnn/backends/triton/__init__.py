@@ -1,0 +1,262 @@
+"""Fused kernels in Triton: exact neighbours without a score matrix, gradients whose sums have one order."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convnn import checks, forms, laid
+from convnn.backends import chunked, reference
+from convnn.backends.record import Backend
+from convnn.backends.triton import ops, shapes
+from convnn.forms import Form
+from convnn.neighbors import Neighbors
+from convnn.search import Search
+from convnn.weighting import LearnedTemperature, Weigh, softmax, softmax_at, softmin, uniform
+
+KINDS = {"dot": 0, "distance": 1, "square": 2}
+UNIFORM, SOFTMAX, GIVEN = 0, 1, 2
+# More channels than this do not fit into a program.
+CHANNELS = 2048
+# With more candidates than a program holds, what is found are their places.
+WHOLE = 256
+
+
+def select(search: Search) -> Neighbors:
+    """Find the neighbours, and score them again with their gradients."""
+    if not forms.known(search.similarity):
+        return chunked.BACKEND.select(search)
+    index, _ = _choose(search, forms.form(search.similarity, search.query, search.key))
+    return chunked.rescore(search, index)
+
+
+def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool = False) -> Tensor:
+    """Combine neighbours whose weights are known."""
+    if not _by_channel(value, kernel):
+        return chunked.BACKEND.aggregate(value, index, weights, kernel)
+    lead = torch.broadcast_shapes(value.shape[:-2], index.shape[:-2])
+    values, slots = shapes.folded(value, lead), shapes.folded(index.int(), lead).contiguous()
+    given = shapes.folded(weights.float(), lead).contiguous()
+    # Queries and keys are not looked at.
+    empty = value.new_empty((*given.shape[:-1], 1))
+    options = (KINDS["dot"], GIVEN, False, 1.0, 0.0, 0.0, atomic)
+    output, _ = ops.combine(
+        *(empty, values[..., :1], values, _taps(kernel), slots, None, given, None, None, None, None), *options
+    )
+    return shapes.unfolded(output, lead)
+
+
+def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, atomic: bool = False) -> Tensor:
+    """Run the whole operator."""
+    if reference.attends(search, kernel, weigh):
+        return _attend(search, value, weigh)
+    known = _weights(weigh)
+    if known is None or not _by_channel(value, kernel) or not forms.known(search.similarity):
+        found = select(search)
+        return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
+    form = forms.form(search.similarity, search.query, search.key)
+    return _combine(search, form, _choose(search, form), value, kernel, known, atomic=atomic)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A weighting the kernels know: one of the modes, what scores are multiplied with before, and dropout."""
+
+    mode: int
+    beta: Tensor | float | None
+    dropout_p: float
+
+
+def _weights(weigh: Weigh) -> Known | None:
+    weighting = weigh.weighting
+    if weighting is uniform:
+        return Known(UNIFORM, None, weigh.dropout_p)
+    if weighting is softmax:
+        return Known(SOFTMAX, None, weigh.dropout_p)
+    if weighting is softmin:
+        return Known(SOFTMAX, -1.0, weigh.dropout_p)
+    if type(weighting) is softmax_at:
+        return Known(SOFTMAX, 1.0 / weighting.temperature, weigh.dropout_p)
+    if type(weighting) is LearnedTemperature:
+        return Known(SOFTMAX, 1.0 / weighting.temperature.float(), weigh.dropout_p)
+    return None
+
+
+def _choose(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
+    """The numbers of the chosen keys, ``(..., N, K)``, and what they were ranked by where that is a score."""
+    lead = shapes.lead_of(search)
+    masks = shapes.fuse(search)
+    with torch.no_grad():
+        query, key, bias = form.ranked()
+        if masks.padding is not None:
+            shown = masks.padding[..., 0, :]
+            bias = torch.where(shown, 0.0 if bias is None else bias, -3.2e38)
+        query, key = shapes.folded(query, lead), shapes.folded(key, lead)
+        per_key = None if bias is None else shapes.folded(bias.float()[..., None, :], lead)[..., 0, :]
+        among = None if search.candidates is None else shapes.folded(search.candidates, lead)[..., 0, :]
+        own = None if search.own is None else shapes.folded(search.own.int(), lead)[..., 0]
+        parts = []
+        shifted = False
+        for first, last, allowed, shift in shapes.blocks(search, masks.others, lead):
+            shifted = shifted or shift is not None
+            rows = query if last - first == query.shape[-2] else query[..., first:last, :]
+            mine = own if own is None or rows is query else own[..., first:last]
+            if shift is not None and form.kind == "distance":
+                # It would have to be added after the root.
+                return chunked.BACKEND.select(search).index, None
+            scaled = None if shift is None else shift * form.per_shift
+            options = (search.others, first, masks.causal, masks.window, form.by_difference)
+            mine = None if mine is None else mine.contiguous()
+            parts.append(ops.select(rows, key, per_key, among, allowed, scaled, mine, *options))
+        joined = parts[0] if len(parts) == 1 else tuple(torch.cat(part, -2) for part in zip(*parts, strict=True))
+        index, scores = (shapes.unfolded(part, lead) for part in joined)
+        if search.candidates is not None and search.width > WHOLE:
+            index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
+        if search.own is not None:
+            return search.with_own(scores, index.long()), None
+        return index, scores if form.kind == "dot" and not shifted else None
+
+
+def _combine(
+    search: Search,
+    form: Form,
+    found: tuple[Tensor, Tensor | None],
+    value: Tensor,
+    kernel: Tensor | None,
+    known: Known,
+    *,
+    atomic: bool,
+) -> Tensor:
+    index, scores = found
+    lead = torch.broadcast_shapes(index.shape[:-2], value.shape[:-2])
+    ranked = search.own is None and not (isinstance(known.beta, float) and known.beta < 0)
+    if search.order == "key":
+        last = torch.iinfo(index.dtype).max
+        index = index.masked_fill(index < 0, last).sort(dim=-1).values
+        index, ranked, scores = index.masked_fill(index == last, -1), False, None
+    shifts = _shifts(search, index)
+    ranked = ranked and shifts is None
+    slots = shapes.folded(index, lead)
+    slots = slots if slots.stride(-2) == slots.shape[-1] else slots.contiguous()
+    own = search.own if search.own_score is not None else None
+    fixed = None if own is None else shapes.folded(own.int(), lead)[..., 0].contiguous()
+    output, _ = ops.combine(
+        *(shapes.folded(tensor, lead) for tensor in (form.query, form.key, value)),
+        *(_taps(kernel), slots, None if shifts is None else shapes.folded(shifts, lead).contiguous()),
+        *(None, _beta(known, value), _seed(known, value), fixed),
+        *(None if scores is None else shapes.folded(scores, lead).contiguous(), KINDS[form.kind], known.mode, ranked),
+        *(form.scale, search.own_score or 0.0, known.dropout_p, atomic),
+    )
+    return shapes.unfolded(output, lead)
+
+
+def _beta(known: Known, value: Tensor) -> Tensor | None:
+    return value.new_full((), known.beta, dtype=torch.float32) if isinstance(known.beta, float) else known.beta
+
+
+def _seed(known: Known, value: Tensor) -> Tensor | None:
+    if known.dropout_p == 0.0:
+        return None
+    return torch.randint(2**31 - 1, (), device=value.device, dtype=torch.int64)
+
+
+def _shifts(search: Search, index: Tensor) -> Tensor | None:
+    """What float masks add to the scores of the chosen pairs, with their gradients."""
+    told = [mask for mask in search.mask if not shapes.says_bool(mask)]
+    _, shifts = laid.combine(laid.pairs(mask, search.rows, index.long()) for mask in told)
+    if not shifts:
+        return None
+    return sum((shift.float() for shift in shifts[1:]), shifts[0].float()).expand(index.shape)
+
+
+def _attend(search: Search, value: Tensor, weigh: Weigh) -> Tensor:
+    """Every key of every query: torch's own attention where it is the same thing, and chunked otherwise."""
+    plain = search.own is None and search.candidates is None and weigh.weighting is softmax
+    masks = shapes.fuse(search)
+    simple = masks.window < 0 and masks.padding is None and not masks.others
+    if not (plain and simple and forms.known(search.similarity) and value.dtype == search.query.dtype):
+        return chunked.BACKEND.run(search, value, None, weigh)
+    form = forms.form(search.similarity, search.query, search.key)
+    if form.kind != "dot" or form.query.dtype != value.dtype:
+        return chunked.BACKEND.run(search, value, None, weigh)
+    lead = torch.broadcast_shapes(shapes.lead_of(search), value.shape[:-2])
+    query, key, values = (shapes.folded(tensor, lead) for tensor in (form.query, form.key, value))
+    output = F.scaled_dot_product_attention(
+        query, key, values, dropout_p=weigh.dropout_p, is_causal=masks.causal, scale=form.scale
+    )
+    return shapes.unfolded(output, lead)
+
+
+def _by_channel(value: Tensor, kernel: Tensor | None) -> bool:
+    """Whether each output channel comes from one channel of the values."""
+    return kernel is None or (kernel.shape[1] == 1 and kernel.shape[0] == value.shape[-1])
+
+
+def _taps(kernel: Tensor | None) -> Tensor | None:
+    return None if kernel is None else kernel[:, 0].mT.contiguous()  # (K, C)
+
+
+@cache
+def missing() -> str | None:
+    """Why Triton cannot be used here, or None."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        from convnn.backends.triton import backward, flops, launch  # noqa: F401, PLC0415
+    except Exception as error:  # whatever a broken installation raises
+        return f"Triton cannot be imported: {error}"
+    return None
+
+
+def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
+    """Say why not: another device or type, a transform, or no Triton."""
+    tensors = [t for t in (None if search is None else search.query, value) if t is not None]
+    device = _device(search, value)
+    if device != "cuda" and not (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"its kernels run on CUDA devices, not on {device}"
+    if any(tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors):
+        return "its kernels compute in float32"
+    if any(tensor.shape[-1] > CHANNELS for tensor in tensors):
+        return f"its kernels hold at most {CHANNELS} channels"
+    if torch.compiler._is_exporting_flag:
+        return "its kernels are not exported; the reference is"
+    if not torch.compiler.is_compiling() and checks.is_transformed():
+        return "torch.func transforms do not reach into its kernels"
+    # What is compiled has run before, or shows soon enough what is missing.
+    return None if torch.compiler.is_compiling() else missing()
+
+
+def waits(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
+    """On the CPU Triton at best interprets its kernels, which is for tests."""
+    device = _device(search, value)
+    return None if device == "cuda" else f"its kernels run on CUDA devices, not on {device}"
+
+
+def _device(search: Search | None, value: Tensor | None) -> str:
+    tensor = value if search is None else search.query
+    return "none" if tensor is None else tensor.device.type
+
+
+def with_order(*, fixed: bool) -> Backend:
+    """Make a Triton backend that adds up the gradients of keys and values in a fixed order, or as they come.
+
+    As they come they need less work and memory where there are few neighbours, and differ in their last bits from run
+    to run.
+    """
+    return Backend(
+        select,
+        partial(aggregate, atomic=not fixed),
+        declines,
+        partial(fused, atomic=not fixed),
+        about="fused kernels on CUDA; no score matrix",
+        waits=waits,
+    )
+
+
+BACKEND = with_order(fixed=True)

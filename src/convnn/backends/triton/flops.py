@@ -1,0 +1,32 @@
+"""What the kernels count as under ``torch.utils.flop_counter``, which imports Triton and so is not imported before.
+
+Import this module before a counter is made, if no kernel has run yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from convnn.backends.triton import ops  # noqa: F401 - defines the operators
+
+
+@register_flop_formula(torch.ops.convnn.select)
+def _flops_select(query: Any, key: Any, bias: Any, candidates: Any, *_: Any, **__: Any) -> int:
+    batch, heads, n, channels = query
+    width = key[-2] if candidates is None else candidates[-1]
+    return 2 * batch * heads * n * width * channels
+
+
+@register_flop_formula(torch.ops.convnn.combine)
+def _flops_combine(query: Any, key: Any, value: Any, kernel: Any, index: Any, *_: Any, **__: Any) -> int:
+    batch, heads, n, channels = query
+    per_slot = 2 * channels + (3 if kernel is not None else 2) * value[-1]
+    return batch * heads * n * index[-1] * per_slot
+
+
+@register_flop_formula(torch.ops.convnn.combine_backward)
+def _flops_backward(query: Any, key: Any, value: Any, kernel: Any, index: Any, *_: Any, **__: Any) -> int:
+    return 2 * _flops_combine(query, key, value, kernel, index)

@@ -1,0 +1,1 @@
+"""The kernels; importing one of these modules imports Triton."""

@@ -1,0 +1,310 @@
+"""Backward by query: gradients of queries and slots, and parts of the kernel's."""
+
+import triton
+import triton.language as tl
+
+from convnn.backends.triton.kernels.combine import DOT, GIVEN, SOFTMAX, kept, score_pairs
+from convnn.backends.triton.kernels.tiles import load_line, load_rows
+
+
+@triton.jit
+def by_query(
+    Q,
+    K,
+    V,
+    W,
+    I,
+    S,
+    P,
+    BETA,
+    SEED,
+    OWN,
+    L,
+    DY,
+    DQ,
+    DW,
+    DS,
+    DBETA,
+    PE,
+    GE,
+    N,
+    H,
+    scale,
+    own_score,
+    dropout,
+    sqb,
+    sqh,
+    sqn,
+    skb,
+    skh,
+    skn,
+    svb,
+    svh,
+    svn,
+    sdb,
+    sdh,
+    sdn,
+    sib,
+    sih,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+    KK: tl.constexpr,
+    KP: tl.constexpr,
+    BM: tl.constexpr,
+    TILES: tl.constexpr,
+    KIND: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_S: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    HAS_OWN: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):
+    """Gradients of queries, of slots (weights PE and score gradients GE for the pass by key), and parts of the kernel's."""
+    pid, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    b, h = z // H, z % H
+    Q += b * sqb + h * sqh
+    K += b * skb + h * skh
+    V += b * svb + h * svh
+    DY += b * sdb + h * sdh
+    I += b * sib + h * sih
+    S += z * N * KK
+    P += z * N * KK
+    PE += z * N * KK
+    GE += z * N * KK
+    DS += z * N * KK
+    c = tl.arange(0, CP)
+    e = tl.arange(0, EP)
+    slots = tl.arange(0, KP)
+    part = DW + (z * tl.num_programs(0) + pid) * KK * C
+    for tile in range(TILES):
+        row = (pid * TILES + tile) * BM + tl.arange(0, BM)
+        row_ok = row < N
+        dy = load_rows(DY, row, row_ok, sdn, C, CP, 0, C == CP).to(tl.float32)
+        beta = 1.0
+        if WEIGHT == SOFTMAX:
+            q = load_rows(Q, row, row_ok, sqn, E, EP, 0, E == EP).to(tl.float32)
+            lse = tl.load(L + z * N + row, mask=row_ok, other=0.0)
+            if HAS_BETA:
+                beta = tl.load(BETA)
+            if HAS_OWN:
+                own = tl.load(OWN + z * N + row, mask=row_ok, other=-1)
+            pull = tl.zeros([BM, EP], tl.float32)
+            rest = tl.zeros([BM, EP], tl.float32)
+            pulls = tl.zeros([BM, KP], tl.float32)
+            rests = tl.zeros([BM, KP], tl.float32)
+            scores = tl.zeros([BM, KP], tl.float32)
+            factors = tl.zeros([BM, KP], tl.float32)
+            mean = tl.zeros([BM], tl.float32)
+        for slot in tl.range(KK, loop_unroll_factor=1):
+            j = tl.load(I + row * KK + slot, mask=row_ok, other=-1).to(tl.int32)
+            filled = j >= 0
+            v = load_rows(V, j, filled, svn, C, CP, 0, C == CP).to(tl.float32)
+            dyv = dy * v
+            if HAS_W:
+                w = load_line(W + slot * C, c, C, C == CP)
+                dp = tl.sum(dyv * w[None, :], axis=1)
+            else:
+                dp = tl.sum(dyv, axis=1)
+            keep = 1.0
+            if DROPOUT:
+                keep = kept(SEED, ((z * N + row) * KK + slot), dropout)
+            if WEIGHT == SOFTMAX:
+                k = load_rows(K, j, filled, skn, E, EP, 0, E == EP).to(tl.float32)
+                s, factor = score_pairs(q, k, scale, KIND)
+                if HAS_OWN:
+                    fixed = (j == own) & (s == s)
+                    s = tl.where(fixed, own_score, s)
+                    factor = tl.where(fixed, 0.0, factor)
+                if HAS_S:
+                    s += tl.load(S + row * KK + slot, mask=filled, other=0.0)
+                p = tl.where(filled, tl.exp(s * beta - lse), 0.0)
+                dp = dp * keep
+                mean += p * dp
+                here = slots[None, :] == slot
+                pulls = tl.where(here, (p * dp)[:, None], pulls)
+                rests = tl.where(here, p[:, None], rests)
+                factors = tl.where(here, factor[:, None], factors)
+                if HAS_BETA:
+                    scores = tl.where(here, tl.where(filled, s, 0.0)[:, None], scores)
+                pull += (p * dp * factor)[:, None] * k
+                rest += (p * factor)[:, None] * k
+                weight = p * keep
+                tl.store(PE + row * KK + slot, weight, mask=row_ok)
+            elif WEIGHT == GIVEN:
+                weight = tl.load(P + row * KK + slot, mask=filled, other=0.0).to(tl.float32)
+                tl.store(DS + row * KK + slot, tl.where(filled, dp, 0.0), mask=row_ok)
+            else:
+                weight = tl.where(filled, 1.0, 0.0) * keep
+            if HAS_W:
+                # The tiles of a program add to what it wrote itself.
+                dw = tl.sum(dyv * weight[:, None], axis=0)
+                if tile > 0:
+                    dw += tl.load(part + slot * C + c, mask=c < C, other=0.0)
+                tl.store(part + slot * C + c, dw, mask=c < C)
+        if WEIGHT == SOFTMAX:
+            ds = pulls - rests * mean[:, None]  # of beta times the score
+            if HAS_BETA:
+                tl.store(DBETA + z * N + row, tl.sum(ds * scores, axis=1), mask=row_ok)
+                ds *= beta
+            ok = row_ok[:, None] & (slots < KK)[None, :]
+            if HAS_S:
+                tl.store(DS + row[:, None] * KK + slots[None, :], ds, mask=ok)
+            g = ds * factors
+            tl.store(GE + row[:, None] * KK + slots[None, :], g, mask=ok)
+            dq = (pull - rest * mean[:, None]) * beta
+            if KIND != DOT:
+                dq -= q * tl.sum(g, axis=1)[:, None]
+            tl.store(
+                DQ + (z * N + row)[:, None] * E + e[None, :],
+                dq.to(DQ.dtype.element_ty),
+                mask=row_ok[:, None] & (e < E)[None, :],
+            )
+
+
+@triton.jit
+def by_row(
+    Q,
+    K,
+    V,
+    W,
+    I,
+    S,
+    P,
+    BETA,
+    SEED,
+    OWN,
+    L,
+    DY,
+    DQ,
+    DW,
+    DS,
+    DBETA,
+    PE,
+    GE,
+    N,
+    H,
+    scale,
+    own_score,
+    dropout,
+    sqb,
+    sqh,
+    sqn,
+    skb,
+    skh,
+    skn,
+    svb,
+    svh,
+    svn,
+    sdb,
+    sdh,
+    sdn,
+    sib,
+    sih,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+    KK: tl.constexpr,
+    KP: tl.constexpr,
+    ROWS: tl.constexpr,
+    KIND: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_S: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    HAS_OWN: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):
+    """As ``by_query``, for few slots: all of a row at once, so that sums for the kernel stay in registers."""
+    pid, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    b, h = z // H, z % H
+    Q += b * sqb + h * sqh
+    K += b * skb + h * skh
+    V += b * svb + h * svh
+    DY += b * sdb + h * sdh
+    I += b * sib + h * sih
+    S += z * N * KK
+    P += z * N * KK
+    PE += z * N * KK
+    GE += z * N * KK
+    DS += z * N * KK
+    c = tl.arange(0, CP)
+    e = tl.arange(0, EP)
+    slots = tl.arange(0, KP)
+    beta = 1.0
+    if HAS_BETA:
+        beta = tl.load(BETA)
+    if HAS_W:
+        dw = tl.zeros([KP, CP], tl.float32)
+    for row in range(pid * ROWS, tl.minimum(pid * ROWS + ROWS, N)):
+        at = row * KK + slots
+        j = tl.load(I + at, mask=slots < KK, other=-1).to(tl.int32)
+        filled = j >= 0
+        v = load_rows(V, j, filled, svn, C, CP, 0, C == CP).to(tl.float32)
+        dy = load_line(DY + row * sdn, c, C, C == CP)
+        v *= dy[None, :]
+        if HAS_W:
+            taps = W + slots[:, None] * C + c[None, :]
+            w = tl.load(taps, mask=(slots < KK)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+            dp = tl.sum(v * w, axis=1)
+        else:
+            dp = tl.sum(v, axis=1)
+        keep = 1.0
+        if DROPOUT:
+            keep = kept(SEED, z * N * KK + at, dropout)
+        if WEIGHT == SOFTMAX:
+            q = load_line(Q + row * sqn, e, E, E == EP)
+            k = load_rows(K, j, filled, skn, E, EP, 0, E == EP).to(tl.float32)
+            s, factor = score_pairs(q[None, :], k, scale, KIND)
+            if HAS_OWN:
+                fixed = (j == tl.load(OWN + z * N + row)) & (s == s)
+                s = tl.where(fixed, own_score, s)
+                factor = tl.where(fixed, 0.0, factor)
+            if HAS_S:
+                s += tl.load(S + at, mask=filled, other=0.0)
+            p = tl.where(filled, tl.exp(s * beta - tl.load(L + z * N + row)), 0.0)
+            dp = dp * keep
+            ds = p * (dp - tl.sum(p * dp, axis=0))  # of beta times the score
+            weight = p * keep
+            tl.store(PE + at, weight, mask=slots < KK)
+            if HAS_BETA:
+                tl.store(DBETA + z * N + row, tl.sum(ds * tl.where(filled, s, 0.0), axis=0))
+                ds *= beta
+            if HAS_S:
+                tl.store(DS + at, ds, mask=slots < KK)
+            g = ds * factor
+            tl.store(GE + at, g, mask=slots < KK)
+            dq = tl.sum(g[:, None] * k, axis=0)
+            if KIND != DOT:
+                dq -= q * tl.sum(g, axis=0)
+            tl.store(DQ + (z * N + row) * E + e, dq.to(DQ.dtype.element_ty), mask=e < E)
+        elif WEIGHT == GIVEN:
+            weight = tl.load(P + at, mask=filled, other=0.0).to(tl.float32)
+            tl.store(DS + at, tl.where(filled, dp, 0.0), mask=slots < KK)
+        else:
+            weight = tl.where(filled, 1.0, 0.0) * keep
+        if HAS_W:
+            dw += v * weight[:, None]
+    if HAS_W:
+        part = DW + (z * tl.num_programs(0) + pid) * KK * C
+        ok = (slots < KK)[:, None] & (c < C)[None, :]
+        tl.store(part + slots[:, None] * C + c[None, :], dw, mask=ok)
+
+
+@triton.jit
+def add_parts(DW, OUT, parts, size, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Sum the parts of the kernel's gradient in a fixed order."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = at < size
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    per = tl.cdiv(parts, tl.num_programs(1))
+    first = tl.program_id(1) * per
+    last = tl.minimum(first + per, parts)
+    for start in range(first, last, ROWS):
+        part = start + tl.arange(0, ROWS)
+        place = DW + part.to(tl.int64)[:, None] * size + at[None, :]
+        total += tl.load(place, mask=(part < last)[:, None] & ok[None, :], other=0.0)
+    tl.store(OUT + tl.program_id(1) * size + at, tl.sum(total, axis=0), mask=ok)

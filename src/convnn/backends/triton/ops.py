@@ -1,0 +1,218 @@
+"""The kernels as operators of torch: shapes for the compiler, gradients for autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Triton is imported where a kernel runs, not where it is named.
+
+
+@torch.library.custom_op("convnn::select", mutates_args=())
+def select(
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    candidates: Tensor | None,
+    mask: Tensor | None,
+    shift: Tensor | None,
+    own: Tensor | None,
+    k: int,
+    row0: int,
+    causal: bool,
+    window: int,
+    difference: bool,
+) -> tuple[Tensor, Tensor]:
+    """The numbers of the K best keys of every row, best first; -1 where there is none. And what they were ranked by.
+
+    Shape:
+        query ``(B, H, N, E)``, key ``(B, H, M, E)``, bias ``(B, H, M)``, candidates ``(B, H, r)``, mask and shift
+        ``(B, H, N, r)``, own ``(B, H, N)``; the results are ``(B, H, N, K)``.
+    """
+    from convnn.backends.triton import launch
+
+    index, scores = _chosen(query, key, k)
+    launch.select(
+        *(query, key, bias, candidates, mask, shift, own, index, scores),
+        row0=row0,
+        causal=causal,
+        window=window,
+        difference=difference,
+    )
+    return index, scores
+
+
+def _chosen(query: Tensor, key: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    small = key.shape[-2] <= torch.iinfo(torch.int16).max
+    index = query.new_empty((*query.shape[:-1], k), dtype=torch.int16 if small else torch.int32)
+    return index, query.new_empty(index.shape, dtype=torch.float32)
+
+
+@select.register_fake
+def _(
+    query: Tensor, key: Tensor, bias: Any, candidates: Any, mask: Any, shift: Any, own: Any, k: int, *_: Any
+) -> tuple[Tensor, Tensor]:
+    return _chosen(query, key, k)
+
+
+@torch.library.custom_op("convnn::combine", mutates_args=())
+def combine(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None,
+    index: Tensor,
+    shift: Tensor | None,
+    weights: Tensor | None,
+    beta: Tensor | None,
+    seed: Tensor | None,
+    own: Tensor | None,
+    scores: Tensor | None,
+    kind: int,
+    weight: int,
+    ranked: bool,
+    scale: float,
+    own_score: float,
+    dropout: float,
+    atomic: bool,
+) -> tuple[Tensor, Tensor]:
+    """Score the chosen pairs, weigh them, and combine their values; and the logarithm of each row's sum of weights.
+
+    Shape:
+        query ``(B, H, N, E)``, key ``(B, H, M, E)``, value ``(B, H, M, C)``, kernel ``(K, C)``, index, shift and
+        weights ``(B, H, N, K)``, beta and seed one number, own ``(B, H, N)``; scores ``(B, H, N, K)`` if the search
+        has computed them.
+    """
+    from convnn.backends.triton import launch
+
+    output, lse = _combined(query, value)
+    given = scores if weights is None else weights
+    optional = {"shift": shift, "given": given, "beta": beta, "seed": seed, "own": own}
+    choices = {"KIND": kind, "WEIGHT": weight, "SORTED": ranked, "SCORED": scores is not None}
+    launch.combine_forward(
+        *(query, key, value, kernel, index, optional, output, lse), (scale, own_score, dropout), choices
+    )
+    return output, lse
+
+
+def _combined(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    output = value.new_empty((*query.shape[:-1], value.shape[-1]))
+    return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@combine.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _combined(query, value)
+
+
+@torch.library.custom_op("convnn::combine_backward", mutates_args=())
+def combine_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None,
+    index: Tensor,
+    shift: Tensor | None,
+    weights: Tensor | None,
+    beta: Tensor | None,
+    seed: Tensor | None,
+    own: Tensor | None,
+    lse: Tensor,
+    gradient: Tensor,
+    kind: int,
+    weight: int,
+    scale: float,
+    own_score: float,
+    dropout: float,
+    atomic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, kernel, slots (shift or weights) and, row by row, beta."""
+    from convnn.backends.triton import backward
+
+    into = _gradients(query, key, value, kernel, index, shift, weights, beta, weight)
+    optional = {"shift": shift, "given": weights, "beta": beta, "seed": seed, "own": own}
+    named = dict(zip(("query", "key", "value", "kernel", "slots", "beta"), into, strict=True))
+    gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    numbers, choices = (scale, own_score, dropout), {"KIND": kind, "WEIGHT": weight}
+    step = backward.Step(query, key, value, kernel, index, optional, lse, gradient, named, numbers, choices)
+    backward.combine_backward(step, atomic=atomic)
+    return into
+
+
+def _gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Tensor | None,
+    index: Tensor,
+    shift: Tensor | None,
+    weights: Tensor | None,
+    beta: Tensor | None,
+    weight: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def like(tensor: Tensor | None, shape: Any, dtype: Any = None) -> Tensor:
+        return query.new_empty((0,) if tensor is None else shape, dtype=dtype or query.dtype)
+
+    scored = query if weight == 1 else None
+    return (
+        like(scored, query.shape),
+        like(scored, key.shape),
+        like(value, value.shape, value.dtype),
+        like(kernel, () if kernel is None else kernel.shape, torch.float32),
+        like(shift if weights is None else weights, index.shape, torch.float32),
+        like(beta, query.shape[:-1], torch.float32),
+    )
+
+
+@combine_backward.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Any,
+    index: Tensor,
+    shift: Any,
+    weights: Any,
+    beta: Any,
+    seed: Any,
+    own: Any,
+    lse: Tensor,
+    gradient: Tensor,
+    kind: int,
+    weight: int,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    return _gradients(query, key, value, kernel, index, shift, weights, beta, weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:10], output[1])
+    ctx.numbers = inputs[11:]
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
+    if gradient is None:
+        return (None,) * 18
+    *inputs, lse = ctx.saved_tensors
+    kind, weight, _ranked, *numbers = ctx.numbers
+    into = combine_backward(*inputs, lse, gradient, kind, weight, *numbers)
+    query, key, value, kernel, slots, beta = into
+    has_kernel, has_shift, has_weights, has_beta = (inputs[place] is not None for place in (3, 5, 6, 7))
+    return (
+        query if weight == 1 else None,
+        key if weight == 1 else None,
+        value,
+        kernel.to(inputs[3].dtype) if has_kernel else None,
+        None,
+        slots if has_shift and weight == 1 else None,
+        slots if has_weights else None,
+        beta.sum().to(inputs[7].dtype).reshape(inputs[7].shape) if has_beta and weight == 1 else None,
+        *(None,) * 10,
+    )
+
+
+combine.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,122 @@
+"""From free leading dimensions to the two the kernels know, and from masks to what is fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convnn import masks
+from convnn.masks import Mask, Rule
+from convnn.search import Search
+
+# So many entries of a mask are evaluated at a time.
+ENTRIES = 2**26
+
+
+def lead_of(search: Search) -> tuple[int, ...]:
+    """The leading dimensions of a search."""
+    tensors: list[Any] = [search.query, search.key, search.candidates, search.own]
+    tensors += [getattr(mask, "table", mask) for mask in search.mask]
+    shapes = [tensor.shape[:-2] for tensor in tensors if isinstance(tensor, Tensor)]
+    return tuple(torch.broadcast_shapes(*shapes))
+
+
+def folded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
+    """Give a tensor ``(..., n, c)`` the leading dimensions ``lead``, and fold them into two: ``(B, H, n, c)``."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        tensor = tensor.contiguous()
+    tensor = tensor.expand(*lead, *tensor.shape[-2:])
+    if len(lead) > 2:
+        return tensor.flatten(0, len(lead) - 2)
+    return tensor[(None,) * (2 - len(lead))]
+
+
+def unfolded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
+    """Take back what ``folded`` did to the leading dimensions."""
+    return tensor.reshape(*lead, *tensor.shape[2:])
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What of the masks the kernels know themselves.
+
+    Args:
+        window: how far a key may be, or -1 for any distance.
+        padding: which keys may be chosen by anybody, ``(..., 1, M)``.
+        others: what is evaluated entry by entry.
+    """
+
+    causal: bool
+    window: int
+    padding: Tensor | None
+    others: tuple[Mask, ...]
+
+
+def fuse(search: Search) -> Fused:
+    """Sort out the masks the kernels know."""
+    causal, window, others = False, -1, []
+    padding: Tensor | None = None
+    for mask in _flat(search.mask):
+        radius = _radius(mask)
+        if mask is masks.causal:
+            causal = True
+        elif radius is not None:
+            window = radius if window < 0 else min(window, radius)
+        elif (
+            isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape[-2] == 1 and search.candidates is None
+        ):
+            padding = mask if padding is None else padding & mask
+        else:
+            others.append(mask)
+    return Fused(causal, window, padding, tuple(others))
+
+
+def _flat(given: Sequence[Mask]) -> Iterator[Any]:
+    for mask in given:
+        entry = mask.entry if isinstance(mask, Rule) else None
+        if isinstance(entry, partial) and entry.func is masks.both:
+            yield from _flat([entry.keywords["one"], entry.keywords["other"]])
+        else:
+            yield mask
+
+
+def _radius(mask: Mask) -> int | None:
+    entry = mask.entry if isinstance(mask, Rule) else None
+    return entry.keywords["radius"] if isinstance(entry, partial) and entry.func is masks.near else None
+
+
+def blocks(
+    search: Search, others: tuple[Mask, ...], lead: Sequence[int], *, every: bool = False
+) -> Iterator[tuple[int, int, Any, Any]]:
+    """Evaluate masks block by block of rows: the first and last row, who may be chosen, and what is added."""
+    n, width = search.query.shape[-2], search.width
+    if not others:
+        yield 0, n, None, None
+        return
+    single = others[0]
+    if len(others) == 1 and isinstance(single, Tensor) and single.dtype == torch.bool and search.candidates is None:
+        yield 0, n, folded(single.expand(*single.shape[:-2], n, width), lead), None
+        return
+    step = n if every else max(1, min(n, ENTRIES // max(1, prod(lead) * width)))
+    for first in range(0, n, step):
+        last = min(first + step, n)
+        rows = slice(first, last)
+        cut = tuple(m[..., rows, :] if isinstance(m, Tensor) and m.shape[-2] != 1 else m for m in others)
+        allowed, shifts = replace(search, rows=search.rows[rows], mask=cut).entries()
+        shift = sum((each.detach().float() for each in shifts[1:]), shifts[0].detach().float()) if shifts else None
+        yield first, last, _laid_out(allowed, last - first, width, lead), _laid_out(shift, last - first, width, lead)
+
+
+def _laid_out(entry: Tensor | None, rows: int, width: int, lead: Sequence[int]) -> Tensor | None:
+    return None if entry is None else folded(entry.expand(*entry.shape[:-2], rows, width), lead)
+
+
+def says_bool(mask: Mask) -> bool:
+    """Whether a mask only forbids."""
+    return isinstance(mask, Rule) or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
