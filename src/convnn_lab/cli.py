@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from convnn_lab.commands import BY_RECIPE, Compare, Eval, Predict, Sweep, Train
 from convnn_lab.parsing import parse, require_writable
@@ -144,6 +144,29 @@ class Reproduce:
         return HOLDS if all(each.explained for each in counted) else FAILS
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Time the operator or the attention layer against torch's attention, on a CUDA device."""
+
+    what: Literal["op", "attention"]
+    """the operator alone, or the whole layer"""
+    csv: Path | None = None
+    """also write the table to this file"""
+
+    def run_it(self) -> int:
+        """Print the table."""
+        if self.csv is not None:
+            require_writable(self.csv, "--csv")
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError("bench needs a CUDA device, and there is none here")
+        from convnn_lab.bench import op
+
+        op.show(list(op.op() if self.what == "op" else op.attention()), self.csv)
+        return HOLDS
+
+
 COMMANDS: dict[str, Any] = {
     "verify": Verify,
     "train": Train,
@@ -154,6 +177,7 @@ COMMANDS: dict[str, Any] = {
     "models": Models,
     "info": Info,
     "reproduce": Reproduce,
+    "bench": Bench,
 }
 
 

@@ -49,11 +49,11 @@ def taken(arguments: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, flag: str = "--json") -> None:
     """Refuse a file that could not be written, before the work and not after it."""
     folder = path.resolve().parent
     if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ValueError(f"--json must name a file that can be written, got {str(path)!r}")
+        raise ValueError(f"{flag} must name a file that can be written, got {str(path)!r}")
 
 
 def _one_line(box: str) -> str:
