@@ -16,7 +16,7 @@ from convnn.backends import chunked, reference
 from convnn.backends.record import Backend
 from convnn.backends.triton import ops, shapes
 from convnn.forms import Form
-from convnn.neighbors import Neighbors
+from convnn.neighbors import Neighbors, take
 from convnn.search import Search
 from convnn.weighting import LearnedTemperature, Weigh, softmax, softmax_at, softmin, uniform
 
@@ -58,6 +58,10 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
         return _attend(search, value, weigh)
     known = _weights(weigh)
     if known is None or not _by_channel(value, kernel) or not forms.known(search.similarity):
+        if known is not None and known.mode == UNIFORM and forms.known(search.similarity):
+            index = _choose(search, forms.form(search.similarity, search.query, search.key))[0].long()
+            index = _by_number(index) if search.order == "key" else index
+            return aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
         found = select(search)
         return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
     form = forms.form(search.similarity, search.query, search.key)
@@ -137,9 +141,7 @@ def _combine(
     lead = torch.broadcast_shapes(index.shape[:-2], value.shape[:-2])
     ranked = search.own is None and not (isinstance(known.beta, float) and known.beta < 0)
     if search.order == "key":
-        last = torch.iinfo(index.dtype).max
-        index = index.masked_fill(index < 0, last).sort(dim=-1).values
-        index, ranked, scores = index.masked_fill(index == last, -1), False, None
+        index, ranked, scores = _by_number(index), False, None
     shifts = _shifts(search, index)
     ranked = ranked and shifts is None
     slots = shapes.folded(index, lead)
@@ -154,6 +156,20 @@ def _combine(
         *(form.scale, search.own_score or 0.0, known.dropout_p, atomic),
     )
     return shapes.unfolded(output, lead)
+
+
+def _by_number(index: Tensor) -> Tensor:
+    """Put the slots of a row in the order of keys, empty ones last."""
+    last = torch.iinfo(index.dtype).max
+    index = index.masked_fill(index < 0, last).sort(dim=-1).values
+    return index.masked_fill(index == last, -1)
+
+
+def _unscored(search: Search, index: Tensor) -> Tensor:
+    """Scores for a weighting that does not look at them: 0, or NaN where a query or a chosen key has one."""
+    of_query, of_key = (side.isnan().any(-1, keepdim=True) for side in (search.query, search.key))
+    lost = of_query | take(of_key, index)[..., 0]
+    return torch.zeros(lost.shape, device=index.device).masked_fill(lost, torch.nan)
 
 
 def _beta(known: Known, value: Tensor) -> Tensor | None:
