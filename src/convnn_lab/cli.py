@@ -163,7 +163,7 @@ class Bench:
             raise ValueError("bench needs a CUDA device, and there is none here")
         from convnn_lab.bench import op
 
-        op.show(list(op.op() if self.what == "op" else op.attention()), self.csv)
+        op.show(op.op() if self.what == "op" else op.attention(), self.csv)
         return HOLDS
 
 

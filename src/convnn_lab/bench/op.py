@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -41,12 +42,13 @@ class Case:
 
 
 CASES = [
-    *(Case(384, 197, 64, k) for k in (8, 9, 25, 36, 100)),
+    *(Case(384, 197, 64, k) for k in (9, 25)),
     Case(48, 1024, 64, 9),
     Case(32, 3136, 64, 9),
     Case(12, 4096, 64, 16),
     Case(12, 16384, 64, 16),
     Case(384, 197, 64, 9, 32),
+    *(Case(384, 197, 64, k) for k in (8, 36, 100)),
 ]
 
 
@@ -68,17 +70,17 @@ def op(cases: list[Case] | None = None) -> Iterator[Row]:
             yield Row(str(case), name, cost(function, inputs[:count]))
 
 
-def attention(batch: int = 32, tokens: int = 197, dim: int = 768, heads: int = 12, k: int = 9) -> Iterator[Row]:
+def attention(batch: int = 32, tokens: int = 197, dim: int = 768, heads: int = 12) -> Iterator[Row]:
     """The whole layer under bfloat16 autocast, against the same layer on torch's attention."""
     x = torch.randn(batch, tokens, dim, device="cuda")
-    layers = {
-        "sdpa": ConvNNAttention(dim, heads, k="all", kernel=None, device="cuda"),
-        "convnn": ConvNNAttention(dim, heads, k=k, device="cuda"),
-        "kvt": ConvNNAttention(dim, heads, k=k, kernel=None, device="cuda"),
-        "chunked": ConvNNAttention(dim, heads, k=k, backend="chunked", device="cuda"),
-    }
-    for name, layer in layers.items():
-        yield Row(f"{batch}, {tokens}, {dim}, {heads} heads, K={k}", name, cost(partial(_layer, layer), [x]))
+    for k in (9, 8):
+        layers = {
+            "sdpa": ConvNNAttention(dim, heads, k="all", kernel=None, device="cuda"),
+            "convnn": ConvNNAttention(dim, heads, k=k, device="cuda"),
+            "kvt": ConvNNAttention(dim, heads, k=k, kernel=None, device="cuda"),
+        }
+        for name, layer in layers.items():
+            yield Row(f"{batch}, {tokens}, {dim}, {heads} heads, K={k}", name, cost(partial(_layer, layer), [x]))
 
 
 def _layer(layer: torch.nn.Module, x: Tensor) -> Tensor:
@@ -128,24 +130,27 @@ def check(case: Case, inputs: list[Tensor]) -> None:
         raise ValueError(f"{case} differs from the reference in {off:.0%} of its rows; nothing is timed")
 
 
-def show(rows: list[Row], into: Path | None) -> None:
-    """Print a table with the ratios to torch's default attention, and write it as CSV."""
+def show(rows: Iterable[Row], into: Path | None) -> None:
+    """Print a table as it is measured, with the ratios to torch's default attention, and write it as CSV."""
     names = [field.name for field in fields(Cost)]
     about = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, commit {_commit()}"
     out = sys.stdout.write
     out(f"{about}\nmicroseconds (graph, eager) and MiB above the inputs; ratios to sdpa of the same case\n\n")
     out(f"{'case':28}{'contender':20}" + "".join(f"{name:>16}" for name in names) + f"{'ratio':>14}\n")
-    base: dict[str, Cost] = {row.case: row.cost for row in rows if row.contender == "sdpa"}
-    for row in rows:
-        first = base.get(row.case, row.cost)
-        cells = "".join(f"{getattr(row.cost, name):16.1f}" for name in names)
-        ratio = f"{row.cost.forward / first.forward:.2f} / {row.cost.both / first.both:.2f}"
-        out(f"{row.case:28}{row.contender:20}{cells}{ratio:>14}\n")
-    if into is not None:
-        with into.open("w", newline="") as file:
-            writer = csv.writer(file)
+    base: dict[str, Cost] = {}
+    with nullcontext() if into is None else into.open("w", newline="") as file:
+        writer = None if file is None else csv.writer(file)
+        if writer is not None:
             writer.writerow(["case", "contender", *names, "about"])
-            writer.writerows([row.case, row.contender, *asdict(row.cost).values(), about] for row in rows)
+        for row in rows:
+            first = base.setdefault(row.case, row.cost)  # torch's own comes first
+            cells = "".join(f"{getattr(row.cost, name):16.1f}" for name in names)
+            ratio = f"{row.cost.forward / first.forward:.2f} / {row.cost.both / first.both:.2f}"
+            out(f"{row.case:28}{row.contender:20}{cells}{ratio:>14}\n")
+            sys.stdout.flush()
+            if writer is not None and file is not None:
+                writer.writerow([row.case, row.contender, *asdict(row.cost).values(), about])
+                file.flush()
 
 
 def _commit() -> str:
