@@ -26,7 +26,7 @@ from convnn.search import Search
 from convnn.weighting import Weigh
 
 T = TypeVar("T")
-ON_CPU, ELSEWHERE = 2**20, 2**23  # scores, which are float32
+ON_CPU, ELSEWHERE = 2**20, 2**22  # scores, which are float32
 
 
 def with_budget(budget: int) -> Backend:
