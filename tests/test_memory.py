@@ -168,4 +168,4 @@ def test_without_gradients_nothing_is_kept() -> None:
     x = torch.randn(2000, 16)
     with LiveTensors() as live, torch.no_grad():
         convnn(x, x, x, k=5, backend=with_budget(2**14))
-    assert live.peak < 30 * 2**14
+    assert live.peak < 30 * 2**14 + x.nbytes  # the values, with a row for nobody

@@ -81,9 +81,14 @@ def form(similarity: Similarity, query: Tensor, key: Tensor) -> Form:
     if isinstance(similarity, Mahalanobis):
         factor = similarity.factor.to(query.dtype)
         return Form(query @ factor, key @ factor, "distance")
+    return Form(*directions(similarity, query, key))
+
+
+def directions(similarity: Similarity, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """What cosine and Pearson's correlation are the dot product of."""
     if similarity is pearson:
         query, key = query - query.mean(-1, keepdim=True), key - key.mean(-1, keepdim=True)
-    return Form(unit(query), unit(key))
+    return unit(query), unit(key)
 
 
 _PLAIN: tuple[Similarity, ...] = (dot, scaled_dot, cosine, pearson, euclidean, sqeuclidean)

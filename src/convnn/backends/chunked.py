@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from convnn import checks
+from convnn import checks, forms
 from convnn.backends import reference
 from convnn.backends.blocks import Pieces, in_blocks
-from convnn.backends.combine import Combine
+from convnn.backends.combine import Combine, with_nobody
 from convnn.backends.record import Backend
 from convnn.masks import Lookup, Mask
 from convnn.neighbors import Neighbors, wide
 from convnn.search import Search
+from convnn.similarity import cosine, dot, pearson
 from convnn.weighting import Weigh
 
 T = TypeVar("T")
@@ -94,7 +95,8 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
         return (_combine(shared[0], by_row[0], by_row[1], kernel),)
 
     row = max(index.shape[-1], value.shape[-1], 0 if kernel is None else kernel.shape[0])
-    return in_blocks(run, [index, weights], [wide(value)], row=max(1, row), budget=budget)[0].to(value.dtype)
+    rows = with_nobody(wide(value))
+    return in_blocks(run, [index, weights], [rows], row=max(1, row), budget=budget)[0].to(value.dtype)
 
 
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int | None) -> Tensor:
@@ -119,7 +121,8 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
 
     row = max(value.shape[-1], 0 if kernel is None else kernel.shape[0])
     row = max(row, search.width if attends else _row(search, width))
-    return in_blocks(run, by_row, [wide(value), *shared], row=row, budget=budget)[0].to(value.dtype)
+    rows = wide(value) if attends else with_nobody(wide(value))
+    return in_blocks(run, by_row, [rows, *shared], row=row, budget=budget)[0].to(value.dtype)
 
 
 def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
@@ -173,6 +176,8 @@ def _again(function: Callable[[], T], block: Search, *, random: bool = False) ->
 
 
 def _combine(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None) -> Tensor:
+    """Combine rows of values, of which the last is nobody's."""
+    index = torch.where(index < 0, value.shape[-2] - 1, index)
     lead = torch.broadcast_shapes(value.shape[:-2], index.shape[:-2])
     index, weights = index.expand(*lead, -1, -1), weights.expand(*lead, -1, -1).to(value.dtype)
     taps = None
@@ -191,7 +196,12 @@ def _lifted(search: Search) -> Search:
         else:
             shared = isinstance(given, Tensor) and given.shape[-2] == 1 and given.dtype != torch.bool
             mask.append(wide(given) if shared else given)  # type: ignore[arg-type]
-    return replace(search, query=wide(search.query), key=wide(search.key), mask=tuple(mask))
+    query, key, similarity = wide(search.query), wide(search.key), search.similarity
+    # Lengths are taken once, and not again for every pair; what a mask hides is left alone, NaN and all.
+    if similarity in (cosine, pearson) and not search.mask and search.candidates is None:
+        query, key = _again(partial(forms.directions, similarity, query, key), search)
+        similarity = dot
+    return replace(search, query=query, key=key, similarity=similarity, mask=tuple(mask))
 
 
 def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from convnn.neighbors import take
 
 
 class Combine(torch.autograd.Function):
@@ -15,7 +14,8 @@ class Combine(torch.autograd.Function):
 
     Shape:
         value ``(..., M, C)``, index and weights ``(..., N, K)``, taps ``(G, O/G, C/G, K)`` or None; all have one
-        type and the same leading dimensions. The result is ``(..., N, O)``.
+        type and the same leading dimensions. The result is ``(..., N, O)``. Every index is one of a row: an empty slot
+        has a row of its own, see :func:`with_nobody`.
     """
 
     @staticmethod
@@ -40,9 +40,7 @@ class Combine(torch.autograd.Function):
             weight = weights[..., slot, None]
             back = grad if taps is None else _mix_back(grad, taps[..., slot])  # (..., N, C)
             if wants_value:
-                where = index[..., slot, None]
-                filled = torch.where(where < 0, 0.0, back * weight)
-                into_value.scatter_add_(-2, where.clamp(min=0).expand(back.shape), filled)
+                into_value.scatter_add_(-2, index[..., slot, None].expand(back.shape), back * weight)
             if wants_weights or wants_taps:
                 taken = _taken(value, index, slot)
                 into_weights[..., slot] = (back * taken).sum(-1)
@@ -51,10 +49,14 @@ class Combine(torch.autograd.Function):
         return into_value, None, into_weights, into_taps
 
 
+def with_nobody(value: Tensor) -> Tensor:
+    """Add a row of 0 for slots nobody won; ``(..., M, C)`` becomes ``(..., M + 1, C)``."""
+    return F.pad(value, (0, 0, 0, 1))
+
+
 def _taken(value: Tensor, index: Tensor, slot: int) -> Tensor:
-    """Gather the rows of one slot, ``(..., N, C)``; an empty one is 0."""
-    index = index[..., slot, None]
-    return torch.where(index < 0, 0.0, take(value, index)[..., 0, :])
+    """Gather the rows of one slot, ``(..., N, C)``."""
+    return value.gather(-2, index[..., slot, None].expand(*index.shape[:-1], value.shape[-1]))
 
 
 # One tap (G, O/G, C/G) maps the C channels of a slot to O outputs. These are that map, its transpose, and the gradient
