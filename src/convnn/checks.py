@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from convnn.neighbors import Neighbors
+from convnn.neighbors import Neighbors, together
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -60,7 +60,7 @@ def compared(query: Tensor, key: Tensor) -> None:
 def leading(**named: Tensor) -> torch.Size:
     """Require leading dimensions that broadcast."""
     try:
-        return torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in named.values()))
+        return together(*(tensor.shape[:-2] for tensor in named.values()))
     except RuntimeError:
         came = ", ".join(f"{name} {tuple(tensor.shape[:-2])}" for name, tensor in named.items())
         raise ValueError(f"leading dimensions must broadcast, got {came}") from None

@@ -33,11 +33,19 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
     Leading dimensions broadcast.
     """
-    lead = torch.broadcast_shapes(rows.shape[:-2], index.shape[:-2])
+    lead = together(rows.shape[:-2], index.shape[:-2])
     flat = index.clamp(min=0).flatten(-2).expand(*lead, -1)  # (..., N*K)
     # gather with an expanded index exports with dynamic sizes; take_along_dim does not.
     taken = rows.expand(*lead, -1, -1).gather(-2, flat[..., None].expand(*flat.shape, rows.shape[-1]))
     return taken.unflatten(-2, index.shape[-2:])
+
+
+def together(*shapes: tuple[int, ...]) -> torch.Size:
+    """What shapes broadcast to: most often the one they have, and torch takes its time to find out."""
+    some = [shape for shape in shapes if len(shape)]
+    if all(shape == some[0] for shape in some):
+        return torch.Size(some[0]) if some else torch.Size()
+    return torch.broadcast_shapes(*shapes)
 
 
 def wide(tensor: Tensor) -> Tensor:

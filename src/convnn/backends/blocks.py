@@ -9,6 +9,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from convnn.neighbors import together
+
 Pieces: TypeAlias = Sequence[Tensor]
 Run: TypeAlias = Callable[[Pieces, Pieces], tuple[Tensor, ...]]
 
@@ -25,7 +27,7 @@ def in_blocks(run: Run, by_row: Pieces, shared: Pieces, *, row: int, budget: int
     Shape:
         by_row ``(..., N, *)``, shared ``(..., *, *)``, results ``(..., N, *)``.
     """
-    lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
+    lead = together(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
     n_rows = by_row[0].shape[-2]
     limit = budget // row
     for tensor in shared:

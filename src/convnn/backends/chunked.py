@@ -21,7 +21,7 @@ from convnn.backends.blocks import Pieces, in_blocks
 from convnn.backends.combine import Combine, with_nobody
 from convnn.backends.record import Backend
 from convnn.masks import Lookup, Mask
-from convnn.neighbors import Neighbors, wide
+from convnn.neighbors import Neighbors, together, wide
 from convnn.search import Search
 from convnn.similarity import cosine, dot, pearson
 from convnn.weighting import Weigh
@@ -105,8 +105,8 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
     attends = reference.attends(search, kernel, weigh)
     search, width = _lifted(search), _width(search, budget)
     by_row, shared = _tensors(search)
-    lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
-    if not attends and torch.broadcast_shapes(lead, value.shape[:-2]) != lead:
+    lead = together(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
+    if not attends and together(lead, value.shape[:-2]) != lead:
         # One search serves several values: cut with them, it would be repeated for each.
         found = select(search, budget=budget)
         return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, budget=budget)
@@ -178,7 +178,7 @@ def _again(function: Callable[[], T], block: Search, *, random: bool = False) ->
 def _combine(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None) -> Tensor:
     """Combine rows of values, of which the last is nobody's."""
     index = torch.where(index < 0, value.shape[-2] - 1, index)
-    lead = torch.broadcast_shapes(value.shape[:-2], index.shape[:-2])
+    lead = together(value.shape[:-2], index.shape[:-2])
     index, weights = index.expand(*lead, -1, -1), weights.expand(*lead, -1, -1).to(value.dtype)
     taps = None
     if kernel is not None:

@@ -16,7 +16,7 @@ from convnn.backends import chunked, reference
 from convnn.backends.record import Backend
 from convnn.backends.triton import ops, shapes
 from convnn.forms import Form
-from convnn.neighbors import Neighbors, take
+from convnn.neighbors import Neighbors, take, together
 from convnn.search import Search
 from convnn.weighting import LearnedTemperature, Weigh, softmax, softmax_at, softmin, uniform
 
@@ -40,7 +40,7 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
     """Combine neighbours whose weights are known."""
     if not _by_channel(value, kernel):
         return chunked.BACKEND.aggregate(value, index, weights, kernel)
-    lead = torch.broadcast_shapes(value.shape[:-2], index.shape[:-2])
+    lead = together(value.shape[:-2], index.shape[:-2])
     values, slots = shapes.folded(value, lead), shapes.folded(index.int(), lead).contiguous()
     given = shapes.folded(weights.float(), lead).contiguous()
     # Queries and keys are not looked at.
@@ -138,7 +138,7 @@ def _combine(
     atomic: bool,
 ) -> Tensor:
     index, scores = found
-    lead = torch.broadcast_shapes(index.shape[:-2], value.shape[:-2])
+    lead = together(index.shape[:-2], value.shape[:-2])
     ranked = search.own is None and not (isinstance(known.beta, float) and known.beta < 0)
     if search.order == "key":
         index, ranked, scores = _by_number(index), False, None
@@ -201,7 +201,7 @@ def _attend(search: Search, value: Tensor, weigh: Weigh) -> Tensor:
     form = forms.form(search.similarity, search.query, search.key)
     if form.kind != "dot" or form.query.dtype != value.dtype:
         return chunked.BACKEND.run(search, value, None, weigh)
-    lead = torch.broadcast_shapes(shapes.lead_of(search), value.shape[:-2])
+    lead = together(shapes.lead_of(search), value.shape[:-2])
     query, key, values = (shapes.folded(tensor, lead) for tensor in (form.query, form.key, value))
     output = F.scaled_dot_product_attention(
         query, key, values, dropout_p=weigh.dropout_p, is_causal=masks.causal, scale=form.scale

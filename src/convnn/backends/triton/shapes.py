@@ -13,6 +13,7 @@ from torch import Tensor
 
 from convnn import masks
 from convnn.masks import Mask, Rule
+from convnn.neighbors import together
 from convnn.search import Search
 
 # So many entries of a mask are evaluated at a time.
@@ -24,7 +25,7 @@ def lead_of(search: Search) -> tuple[int, ...]:
     tensors: list[Any] = [search.query, search.key, search.candidates, search.own]
     tensors += [getattr(mask, "table", mask) for mask in search.mask]
     shapes = [tensor.shape[:-2] for tensor in tensors if isinstance(tensor, Tensor)]
-    return tuple(torch.broadcast_shapes(*shapes))
+    return tuple(together(*shapes))
 
 
 def folded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
