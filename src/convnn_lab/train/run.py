@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,8 @@ class Run:
             warn(f"checkpoint {folder} is damaged: {wrong}")
             aside = self.checkpoints / "damaged"
             shutil.rmtree(aside, ignore_errors=True)
-            os.replace(folder, aside)  # so that no whole one makes way for it
+            with suppress(OSError):  # another process of the run may have been faster
+                os.replace(folder, aside)  # so that no whole one makes way for it
         if seen:
             warn("no checkpoint is whole; the run starts again from its first step")
         return None
