@@ -176,3 +176,67 @@ def test_it_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_never_interprets() -> None:
     x = torch.randn(5, 4)
     assert convnn.explain(x, x, x, k=2).name == "chunked"
+
+
+def agree(ours: Any, theirs: Any, error: float) -> None:
+    for mine, exact in zip(ours, theirs, strict=True):
+        assert (mine.double() - exact).norm() <= error * exact.norm().clamp(min=1e-6)
+
+
+@pytest.mark.parametrize("similarity", ["sqeuclidean", "euclidean"])
+@pytest.mark.parametrize("keys", [40, 300])
+def test_distances_are_taken_to_the_candidates_themselves(similarity: str, keys: int) -> None:
+    leaves = Case("", (6, keys, 12, 5), k=4, lead=()).leaves()
+    options = {"similarity": similarity, "candidates": torch.arange(1, keys, 2, device=DEVICE)}
+    agree(step(leaves, 4, options, "triton"), step([x.double() for x in leaves], 4, options, "reference"), 1e-4)
+
+
+def test_a_mask_of_one_column_speaks_for_all_keys() -> None:
+    leaves = Case("", (6, 40, 12, 5), k=4).leaves()
+    for mask in (torch.tensor([[[True]], [[False]]]), torch.tensor(True)):
+        options = {"mask": mask.to(DEVICE)}
+        agree(step(leaves, 4, options, "triton"), step([x.double() for x in leaves], 4, options, "reference"), 1e-4)
+
+
+@pytest.mark.parametrize("k", [4, 20])
+def test_large_scores_of_half_types_train_as_they_choose(k: int) -> None:
+    query, key, value = Case("", (12, 40, 64, 5), lead=(), kernel=False).leaves()
+    key = 4 * (key[:1] + 0.02 * key)  # scores of hundreds, which differ by little
+    leaves = [x.bfloat16() for x in (8 * query, key, value)]
+    ours = step(leaves, k, {"similarity": "dot"}, "triton")
+    theirs = step([x.double() for x in leaves], k, {"similarity": "dot"}, "reference")
+    agree(ours, theirs, 3e-2)
+
+
+def test_distances_far_from_the_origin_keep_their_gradients() -> None:
+    leaves = Case("", (12, 40, 3, 5), k=4, lead=()).leaves()
+    leaves = [x + 1e4 if number < 2 else x for number, x in enumerate(leaves)]
+    options = {"similarity": "sqeuclidean"}
+    agree(step(leaves, 4, options, "triton"), step([x.double() for x in leaves], 4, options, "reference"), 1e-4)
+
+
+def test_a_nan_nobody_chose_is_not_seen_by_a_uniform_weighting() -> None:
+    query, key, value = Case("", (3, 12, 6, 4), lead=(), kernel=False).leaves()
+    key[0], query[2] = torch.nan, torch.nan
+    mask = torch.zeros(3, 12, dtype=torch.bool, device=DEVICE)
+    mask[0, 3:5] = mask[1, 1:] = True
+    kernel = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    given: Any = {"k": 5, "mask": mask, "weighting": "uniform"}
+    ours = operator(query, key, value, kernel, **given, backend="triton")
+    torch.testing.assert_close(ours, operator(query, key, value, kernel, **given, backend="reference"))
+
+
+def test_tf32_is_read_in_either_of_torchs_ways() -> None:
+    leaves, matmul = Case("", (6, 40, 12, 5), k=4, lead=()).leaves(), torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        ours = step(leaves, 4, {}, "triton")
+    finally:
+        matmul.fp32_precision = before
+    agree(ours, step([x.double() for x in leaves], 4, {}, "reference"), 1e-2)
+
+
+def test_no_queries_beside_a_rule() -> None:
+    query, key, value = torch.empty(0, 6, device=DEVICE), torch.randn(9, 6).to(DEVICE), torch.randn(9, 4).to(DEVICE)
+    assert operator(query, key, value, k=3, mask=lambda i, j: j <= i, backend="triton").shape == (0, 4)

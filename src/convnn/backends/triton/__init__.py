@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ KINDS = {"dot": 0, "distance": 1, "square": 2}
 UNIFORM, SOFTMAX, GIVEN = 0, 1, 2
 # More channels than this do not fit into a program.
 CHANNELS = 2048
+# More programs than this a grid does not hold along its second side.
+ENTRIES = 65_535
 # With more candidates than a program holds, what is found are their places.
 WHOLE = 256
 
@@ -99,7 +102,7 @@ def _choose(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
     with torch.no_grad():
         query, key, bias = form.ranked()
         if masks.padding is not None:
-            shown = masks.padding[..., 0, :]
+            shown = masks.padding[..., 0, :].expand(*masks.padding.shape[:-2], search.key.shape[-2])
             bias = torch.where(shown, 0.0 if bias is None else bias, -3.2e38)
         query, key = shapes.folded(query, lead), shapes.folded(key, lead)
         per_key = None if bias is None else shapes.folded(bias.float()[..., None, :], lead)[..., 0, :]
@@ -124,7 +127,9 @@ def _choose(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
             index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
         if search.own is not None:
             return search.with_own(scores, index.long()), None
-        return index, scores if form.kind == "dot" and not shifted else None
+        # Half types are ranked by scores that gave up digits: good to choose by, not to weigh with.
+        uncut = query.dtype == torch.float32
+        return index, scores if form.kind == "dot" and not shifted and uncut else None
 
 
 def _combine(
@@ -143,7 +148,7 @@ def _combine(
     if search.order == "key":
         index, ranked, scores = _by_number(index), False, None
     shifts = _shifts(search, index)
-    ranked = ranked and shifts is None
+    ranked = ranked and shifts is None and scores is not None
     slots = shapes.folded(index, lead)
     slots = slots if slots.stride(-2) == slots.shape[-1] else slots.contiguous()
     own = search.own if search.own_score is not None else None
@@ -168,7 +173,7 @@ def _by_number(index: Tensor) -> Tensor:
 def _unscored(search: Search, index: Tensor) -> Tensor:
     """Scores for a weighting that does not look at them: 0, or NaN where a query or a chosen key has one."""
     of_query, of_key = (side.isnan().any(-1, keepdim=True) for side in (search.query, search.key))
-    lost = of_query | take(of_key, index)[..., 0]
+    lost = (of_query | take(of_key, index)[..., 0]) & (index >= 0)
     return torch.zeros(lost.shape, device=index.device).masked_fill(lost, torch.nan)
 
 
@@ -230,7 +235,7 @@ def missing() -> str | None:
     return None
 
 
-def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
+def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001, PLR0911
     """Say why not: another device or type, a transform, or no Triton."""
     tensors = [t for t in (None if search is None else search.query, value) if t is not None]
     device = _device(search, value)
@@ -240,6 +245,8 @@ def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None)
         return "its kernels compute in float32"
     if any(tensor.shape[-1] > CHANNELS for tensor in tensors):
         return f"its kernels hold at most {CHANNELS} channels"
+    if search is not None and prod(shapes.lead_of(search)) > ENTRIES:
+        return f"its kernels take at most {ENTRIES:,} searches at once"
     if torch.compiler._is_exporting_flag:
         return "its kernels are not exported; the reference is"
     if not torch.compiler.is_compiling() and checks.is_transformed():

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 # Triton is imported where a kernel runs, not where it is named.
+
+
+def single_is_tf32(tensor: Tensor) -> bool:
+    """Whether torch lets matrix units round float32."""
+    return tensor.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _on(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Launch on the device the tensors are on, whichever is the current one."""
+    return torch.cuda.device_of(tensor) if tensor.is_cuda else nullcontext()
 
 
 @torch.library.custom_op("convnn::select", mutates_args=())
@@ -34,13 +45,14 @@ def select(
     from convnn.backends.triton import launch
 
     index, scores = _chosen(query, key, k)
-    launch.select(
-        *(query, key, bias, candidates, mask, shift, own, index, scores),
-        row0=row0,
-        causal=causal,
-        window=window,
-        difference=difference,
-    )
+    with _on(query):
+        launch.select(
+            *(query, key, bias, candidates, mask, shift, own, index, scores),
+            row0=row0,
+            causal=causal,
+            window=window,
+            difference=difference,
+        )
     return index, scores
 
 
@@ -88,12 +100,15 @@ def combine(
     from convnn.backends.triton import launch
 
     output, lse = _combined(query, value)
+    if single_is_tf32(query):
+        scores = None  # they were rounded; the chosen pairs are scored again
     given = scores if weights is None else weights
     optional = {"shift": shift, "given": given, "beta": beta, "seed": seed, "own": own}
-    choices = {"KIND": kind, "WEIGHT": weight, "SORTED": ranked, "SCORED": scores is not None}
-    launch.combine_forward(
-        *(query, key, value, kernel, index, optional, output, lse), (scale, own_score, dropout), choices
-    )
+    choices = {"KIND": kind, "WEIGHT": weight, "SORTED": ranked and scores is not None, "SCORED": scores is not None}
+    with _on(value):
+        launch.combine_forward(
+            *(query, key, value, kernel, index, optional, output, lse), (scale, own_score, dropout), choices
+        )
     return output, lse
 
 
@@ -137,7 +152,8 @@ def combine_backward(
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
     numbers, choices = (scale, own_score, dropout), {"KIND": kind, "WEIGHT": weight}
     step = backward.Step(query, key, value, kernel, index, optional, lse, gradient, named, numbers, choices)
-    backward.combine_backward(step, atomic=atomic)
+    with _on(value):
+        backward.combine_backward(step, atomic=atomic)
     return into
 
 

@@ -105,7 +105,7 @@ def blocks(
         yield 0, n, folded(single.expand(*single.shape[:-2], n, width), lead), None
         return
     step = n if every else max(1, min(n, ENTRIES // max(1, prod(lead) * width)))
-    for first in range(0, n, step):
+    for first in range(0, max(n, 1), step):
         last = min(first + step, n)
         rows = slice(first, last)
         cut = tuple(m[..., rows, :] if isinstance(m, Tensor) and m.shape[-2] != 1 else m for m in others)

@@ -90,7 +90,8 @@ def strides(tensor: Tensor | None, count: int) -> Strides:
 
 def precision(tensor: Tensor) -> str:
     """What torch is told about matrix products of float32."""
-    return "tf32" if tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return "tf32" if tensor.dtype == torch.float32 and tf32 else "ieee"
 
 
 def sizes_of(channels: int, values: int, k: int) -> dict[str, int]:

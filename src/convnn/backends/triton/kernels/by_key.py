@@ -114,7 +114,8 @@ def by_key(
     edges = tl.load(EDGE + first[:, None] + spot[None, :], mask=listed, other=2147483647).to(tl.uint32)
     dv = tl.zeros([BJ, CP], tl.float32)
     dk = tl.zeros([BJ, EP], tl.float32)
-    sum_g = tl.zeros([BJ], tl.float32)
+    if WANTS_K and KIND != DOT:
+        k = load_rows(K + b * skb + h * skh, key, ok, skn, E, EP, 0, E == EP).to(tl.float32)
     prev = tl.zeros([BJ], tl.uint32) - 1
     for turn in range(tl.max(count, axis=0)):
         live = turn < count
@@ -137,13 +138,12 @@ def by_key(
         if WANTS_K:
             q = load_rows(Q, row, live, sqn, E, EP, 0, E == EP).to(tl.float32)
             g = tl.load(GE + edge, mask=live, other=0.0)
+            if KIND != DOT:
+                q = tl.where(live[:, None], q - k, 0.0)
             dk += g[:, None] * q
-            sum_g += g
     at = z * M + key
     tl.store(DV + at[:, None] * C + c[None, :], dv.to(DV.dtype.element_ty), mask=ok[:, None] & (c < C)[None, :])
     if WANTS_K:
-        if KIND != DOT:
-            dk -= load_rows(K + b * skb + h * skh, key, ok, skn, E, EP, 0, E == EP).to(tl.float32) * sum_g[:, None]
         tl.store(DK + at[:, None] * E + e[None, :], dk.to(DK.dtype.element_ty), mask=ok[:, None] & (e < E)[None, :])
 
 

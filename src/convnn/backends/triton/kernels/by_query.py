@@ -120,7 +120,7 @@ def by_query(
                     factor = tl.where(fixed, 0.0, factor)
                 if HAS_S:
                     s += tl.load(S + row * KK + slot, mask=filled, other=0.0)
-                p = tl.where(filled, tl.exp(s * beta - lse), 0.0)
+                p = tl.exp(tl.where(filled, s * beta - lse, float("-inf")))
                 dp = dp * keep
                 mean += p * dp
                 here = slots[None, :] == slot
@@ -129,6 +129,8 @@ def by_query(
                 factors = tl.where(here, factor[:, None], factors)
                 if HAS_BETA:
                     scores = tl.where(here, tl.where(filled, s, 0.0)[:, None], scores)
+                if KIND != DOT:
+                    k = tl.where(filled[:, None], k - q, 0.0)
                 pull += (p * dp * factor)[:, None] * k
                 rest += (p * factor)[:, None] * k
                 weight = p * keep
@@ -155,8 +157,6 @@ def by_query(
             g = ds * factors
             tl.store(GE + row[:, None] * KK + slots[None, :], g, mask=ok)
             dq = (pull - rest * mean[:, None]) * beta
-            if KIND != DOT:
-                dq -= q * tl.sum(g, axis=1)[:, None]
             tl.store(
                 DQ + (z * N + row)[:, None] * E + e[None, :],
                 dq.to(DQ.dtype.element_ty),
@@ -265,7 +265,7 @@ def by_row(
                 factor = tl.where(fixed, 0.0, factor)
             if HAS_S:
                 s += tl.load(S + at, mask=filled, other=0.0)
-            p = tl.where(filled, tl.exp(s * beta - tl.load(L + z * N + row)), 0.0)
+            p = tl.exp(tl.where(filled, s * beta - tl.load(L + z * N + row), float("-inf")))
             dp = dp * keep
             ds = p * (dp - tl.sum(p * dp, axis=0))  # of beta times the score
             weight = p * keep
@@ -277,9 +277,9 @@ def by_row(
                 tl.store(DS + at, ds, mask=slots < KK)
             g = ds * factor
             tl.store(GE + at, g, mask=slots < KK)
-            dq = tl.sum(g[:, None] * k, axis=0)
             if KIND != DOT:
-                dq -= q * tl.sum(g, axis=0)
+                k = tl.where(filled[:, None], k - q[None, :], 0.0)
+            dq = tl.sum(g[:, None] * k, axis=0)
             tl.store(DQ + (z * N + row) * E + e, dq.to(DQ.dtype.element_ty), mask=e < E)
         elif WEIGHT == GIVEN:
             weight = tl.load(P + at, mask=filled, other=0.0).to(tl.float32)

@@ -109,13 +109,14 @@ def lay(
 ):
     """Lay masks over the scores of a tile; what is forbidden falls below LIMIT."""
     if HAS_B:
-        shift = tl.load(B + col, mask=ok, other=0.0)
+        shift = tl.load(B + num, mask=ok, other=0.0)
         s += shift[None, :]
         if CHECKED:
             # A NaN nobody may choose is not seen.
             s = tl.where((shift > LIMIT)[None, :], s, FORBIDDEN)
     if HAS_SHIFT:
-        s += tl.load(SHIFT + row[:, None] * sshift + col[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
+        place = SHIFT + row.to(tl.int64)[:, None] * sshift + col[None, :]
+        s += tl.load(place, mask=row_ok[:, None] & ok[None, :], other=0.0)
     if CHECKED:
         s = tl.where(ok[None, :], s, FORBIDDEN)
     if CAUSAL:
@@ -124,7 +125,8 @@ def lay(
         far = tl.abs(num[None, :] - (row0 + row)[:, None]) > WINDOW
         s = tl.where(far, FORBIDDEN, s)
     if HAS_MASK:
-        said = tl.load(MASK + row[:, None] * smask + col[None, :], mask=row_ok[:, None] & ok[None, :], other=0)
+        place = MASK + row.to(tl.int64)[:, None] * smask + col[None, :]
+        said = tl.load(place, mask=row_ok[:, None] & ok[None, :], other=0)
         s = tl.where(said != 0, s, FORBIDDEN)
     if HAS_OWN:
         s = tl.where(num[None, :] == own[:, None], FORBIDDEN, s)
