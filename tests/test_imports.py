@@ -47,7 +47,7 @@ LEVELS = [
         *(f"backends.triton.kernels.{name}" for name in ("combine", "exact", "repair", "stream", "whole")),
         "backends.triton.sizes",
     },
-    {"backends.triton.kernels.by_key", "backends.triton.kernels.by_query"},
+    {f"backends.triton.kernels.{name}" for name in ("by_key", "by_query", "by_row")},
     {"backends.triton.backward", "backends.triton.launch", "backends.triton.shapes"},
     {"backends.triton.ops"},
     {"backends.triton.flops"},

@@ -14,6 +14,7 @@ def curves(path: Path, runs: Mapping[str, Sequence[Row]]) -> None:
     """Draw loss and accuracy of one or several runs, epoch by epoch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -30,6 +31,7 @@ def curves(path: Path, runs: Mapping[str, Sequence[Row]]) -> None:
     accuracy.set_ylabel("accuracy in %")
     for axes in (loss, accuracy):
         axes.set_xlabel("epoch (dotted: training, full: test)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     accuracy.legend(loc="lower right", fontsize="small")
     drawn = BytesIO()

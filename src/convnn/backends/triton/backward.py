@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from convnn.backends.triton.kernels.by_key import by_key, count_edges, fill_edges, scatter, sort_edges
-from convnn.backends.triton.kernels.by_query import add_parts, by_query, by_row
+from convnn.backends.triton.kernels.by_query import add_parts, by_query
+from convnn.backends.triton.kernels.by_row import by_row
 from convnn.backends.triton.sizes import (
     HELD,
     LONG,
