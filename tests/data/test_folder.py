@@ -17,8 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from convnn_lab.data import augment, folder
-from convnn_lab.data.folder import Folder, Images
+from convnn_lab.data import augment, folder, loader
+from convnn_lab.data.folder import Folder
+from convnn_lab.data.loader import Images
 from convnn_lab.recipes import RECIPES, Recipe
 
 pytestmark = [
@@ -180,7 +181,7 @@ def test_imagenet_is_found_as_kaggle_has_it_and_with_class_folders(tmp_path: Pat
 
 def whole(recipe: Recipe, data: Folder, **options: Any) -> list[tuple[Tensor, Tensor]]:
     given = {"epoch": 1, "start": 0, "rank": 0, "world": 1, "per_device": recipe.batch, **options}
-    return list(folder.train_loader(data, recipe, **given))
+    return list(loader.train_loader(data, recipe, **given))
 
 
 def same(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> bool:
@@ -221,17 +222,17 @@ def test_an_epoch_takes_every_image_once_but_for_an_incomplete_batch(
     world: int, per_device: int, taken: int, small: Folder
 ) -> None:
     given: dict[str, int] = {"epoch": 3, "start": 0, "world": world, "per_device": per_device}
-    loaders = [folder.train_loader(small, SMALL, rank=rank, **given) for rank in range(world)]
-    pairs = [pair for loader in loaders for batch in loader.batch_sampler for pair in batch]  # type: ignore[union-attr]
-    assert {len(loader) for loader in loaders} == {taken // (world * per_device)}
+    loaders = [loader.train_loader(small, SMALL, rank=rank, **given) for rank in range(world)]
+    pairs = [pair for each in loaders for batch in each.batch_sampler for pair in batch]  # type: ignore[union-attr]
+    assert {len(each) for each in loaders} == {taken // (world * per_device)}
     assert {epoch for epoch, _ in pairs} == {3}
-    assert sorted(number for _, number in pairs) == sorted(folder.order(27, SMALL.seed, 3)[:taken].tolist())
+    assert sorted(number for _, number in pairs) == sorted(loader.order(27, SMALL.seed, 3)[:taken].tolist())
 
 
 def test_an_order_is_decided_by_seed_and_epoch() -> None:
-    assert sorted(folder.order(27, 0, 0).tolist()) == list(range(27))
-    assert torch.equal(folder.order(27, 0, 1), folder.order(27, 0, 1))
-    orders = {tuple(folder.order(27, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
+    assert sorted(loader.order(27, 0, 0).tolist()) == list(range(27))
+    assert torch.equal(loader.order(27, 0, 1), loader.order(27, 0, 1))
+    orders = {tuple(loader.order(27, seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
 
 
@@ -243,23 +244,23 @@ def test_a_batch_larger_than_the_set_is_refused(small: Folder) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_tested_image_is_seen_once_on_one_device(world: int, small: Folder) -> None:
     transform = augment.test_transform(SMALL)
-    loaders = [folder.test_loader(small, SMALL, rank=rank, world=world, per_device=4) for rank in range(world)]
+    loaders = [loader.test_loader(small, SMALL, rank=rank, world=world, per_device=4) for rank in range(world)]
     seen = []
-    for rank, loader in enumerate(loaders):
-        batches = list(loader)
-        assert len(batches) == len(loader)
+    for rank, mine in enumerate(loaders):
+        batches = list(mine)
+        assert len(batches) == len(mine)
         images, labels = (torch.cat(pieces) for pieces in zip(*batches, strict=True))
         expected = range(rank, 11, world)
-        assert torch.equal(images, torch.stack([transform(folder.read(small.test.path(each))) for each in expected]))
+        assert torch.equal(images, torch.stack([transform(loader.read(small.test.path(each))) for each in expected]))
         assert labels.tolist() == small.test.labels[rank::world].tolist()
         seen += list(expected)
     assert sorted(seen) == list(range(11))
-    assert list(folder.test_loader(small, SMALL, rank=12, world=13, per_device=4)) == []
+    assert list(loader.test_loader(small, SMALL, rank=12, world=13, per_device=4)) == []
 
 
 def test_a_test_loader_reads_the_same_again(small: Folder) -> None:
-    loader = folder.test_loader(small, replace(SMALL, workers=1), rank=0, world=1, per_device=6)
-    first, second = list(loader), list(loader)
+    tested = loader.test_loader(small, replace(SMALL, workers=1), rank=0, world=1, per_device=6)
+    first, second = list(tested), list(tested)
     assert [len(labels) for _, labels in first] == [6, 5]
     assert same(first, second)
 
@@ -282,12 +283,12 @@ def test_reading_leaves_the_randomness_of_the_process_alone(small: Folder) -> No
         assert len(whole(replace(SMALL, workers=workers), small)) == 3
         assert draws() == expected
     seeded()
-    with folder.drawing(1, 2, 3):
+    with loader.drawing(1, 2, 3):
         first = draws()
     assert draws() == expected
-    with folder.drawing(1, 2, 3):
+    with loader.drawing(1, 2, 3):
         assert draws() == first
-    with folder.drawing(1, 23):
+    with loader.drawing(1, 23):
         assert not set(draws()) & set(first)
 
 
@@ -307,14 +308,14 @@ def test_an_image_is_decided_by_seed_epoch_and_number(small: Folder) -> None:
 def test_every_mode_of_bytes_becomes_colours(mode: str, tmp_path: Path) -> None:
     path = tmp_path / ("some.jpg" if mode == "CMYK" else "some.png")
     picture(path, 0, mode)
-    assert (folder.read(path).mode, folder.read(path).size) == ("RGB", (26, 30))
+    assert (loader.read(path).mode, loader.read(path).size) == ("RGB", (26, 30))
 
 
 def test_an_image_that_is_none_is_named(small: Folder, tmp_path: Path) -> None:
     clear = Image.new("P", (5, 4))
     clear.putpalette(bytes(range(30)))
     clear.save(tmp_path / "clear.png", transparency=b"\x00\x80")
-    assert folder.read(tmp_path / "clear.png").mode == "RGB"
+    assert loader.read(tmp_path / "clear.png").mode == "RGB"
     cut = small.train.path(0).read_bytes()
     (tmp_path / "cut.jpg").write_bytes(cut[:-300])
     (tmp_path / "no.jpg").write_bytes(b"no image")
@@ -324,9 +325,9 @@ def test_an_image_that_is_none_is_named(small: Folder, tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 5), 40_000, np.uint16)).save(tmp_path / "deep.png")
     for name in ("cut.jpg", "no.jpg", "empty.png", "broken.png", "missing.png"):
         with pytest.raises(ValueError, match=f"{name} cannot be read as an image: "):
-            folder.read(tmp_path / name)
+            loader.read(tmp_path / name)
     with pytest.raises(ValueError, match=r"deep.png cannot be read as an image: its numbers must be bytes, got mode I"):
-        folder.read(tmp_path / "deep.png")
+        loader.read(tmp_path / "deep.png")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -335,7 +336,7 @@ def test_an_error_of_a_worker_is_one_line_and_keeps_nobody_waiting(workers: int,
     path.write_bytes(b"no image")
     began = time.monotonic()
     with pytest.raises(ValueError, match="cannot be read") as told:
-        list(folder.test_loader(small, replace(SMALL, workers=workers), rank=0, world=1, per_device=4))
+        list(loader.test_loader(small, replace(SMALL, workers=workers), rank=0, world=1, per_device=4))
     assert str(told.value) == f"{path} cannot be read as an image: cannot identify image file {str(path)!r}"
     del told
     gc.collect()
@@ -346,8 +347,8 @@ def test_an_error_of_a_worker_is_one_line_and_keeps_nobody_waiting(workers: int,
 def test_no_file_stays_open(small: Folder, tmp_path: Path) -> None:
     (tmp_path / "cut.jpg").write_bytes(small.train.path(0).read_bytes()[:-300])
     before = len(os.listdir("/proc/self/fd"))
-    kept = [folder.read(small.train.path(number)) for number in range(9)]
+    kept = [loader.read(small.train.path(number)) for number in range(9)]
     with pytest.raises(ValueError, match="cannot be read"):
-        folder.read(tmp_path / "cut.jpg")
+        loader.read(tmp_path / "cut.jpg")
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(kept) == 9

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from convnn_lab.data.augment import test_transform
-from convnn_lab.data.folder import read
+from convnn_lab.data.loader import read
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import checkpoints, store
 from convnn_lab.train.build import build

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from convnn_lab import data
 from convnn_lab.data.arrays import Arrays, Data
 from convnn_lab.data.augment import require_arrays_fit, side
-from convnn_lab.data.folder import Folder, folder, imagenet, order, test_loader, train_loader
+from convnn_lab.data.folder import Folder, folder, imagenet
+from convnn_lab.data.loader import order, test_loader, train_loader
 from convnn_lab.recipes import Recipe
 
 FOLDERS = {"imagenet": imagenet, "folder": folder}
