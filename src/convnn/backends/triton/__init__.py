@@ -127,9 +127,7 @@ def _choose(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
             index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
         if search.own is not None:
             return search.with_own(scores, index.long()), None
-        # Half types are ranked by scores that gave up digits: good to choose by, not to weigh with.
-        uncut = query.dtype == torch.float32
-        return index, scores if form.kind == "dot" and not shifted and uncut else None
+        return index, scores if form.kind == "dot" and not shifted else None
 
 
 def _combine(
@@ -149,6 +147,8 @@ def _combine(
         index, ranked, scores = _by_number(index), False, None
     shifts = _shifts(search, index)
     ranked = ranked and shifts is None and scores is not None
+    if not ranked and form.query.dtype != torch.float32:
+        scores = None  # half types are ranked by scores that gave up digits; only the first tells whether it matters
     slots = shapes.folded(index, lead)
     slots = slots if slots.stride(-2) == slots.shape[-1] else slots.contiguous()
     own = search.own if search.own_score is not None else None

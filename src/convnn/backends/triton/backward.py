@@ -9,22 +9,29 @@ import torch
 import triton
 from torch import Tensor
 
-from convnn.backends.triton.kernels.by_key import by_key, count_edges, fill_edges, scatter, sort_edges
-from convnn.backends.triton.kernels.by_query import add_parts, by_query
+from convnn.backends.triton.kernels.by_key import by_key, scatter
+from convnn.backends.triton.kernels.by_query import by_query
 from convnn.backends.triton.kernels.by_row import by_row
+from convnn.backends.triton.kernels.by_slot import add_parts, by_slot
+from convnn.backends.triton.kernels.inverse import count_edges, fill_edges, order_hubs, scan, sort_edges
 from convnn.backends.triton.sizes import (
     HELD,
     LONG,
-    combine_tile,
+    SHORT,
     has,
     key_tile,
     of,
     padded,
     query_tile,
     row_tile,
+    scatter_tile,
     sizes_of,
+    slot_pieces,
+    slot_tile,
     strides,
 )
+
+UNIFORM = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,43 +85,91 @@ def combine_backward(step: Step, *, atomic: bool) -> None:
             tensor.zero_()
         return
     shape = step.index.shape if step.scored else (0,)
-    # The weight of every slot, and the gradient of its score.
-    slots = tuple(step.query.new_empty(shape, dtype=torch.float32) for _ in range(2))
-    _by_query(step, slots)
+    # The weight of every slot, and the gradient of its score, no finer than what they are multiplied with.
+    brain = step.value.dtype == step.query.dtype == torch.bfloat16
+    slots = tuple(step.query.new_empty(shape, dtype=torch.bfloat16 if brain else torch.float32) for _ in range(2))
+    if step.scored and step.index.shape[-1] * step.wide * step.query.itemsize <= HELD:
+        _by_row(step, slots)
+    elif step.choices["WEIGHT"] != UNIFORM:
+        _by_query(step, slots)
+    if step.kernel is not None:
+        _by_slot(step, slots)
     (_scatter if atomic else _by_key)(step, slots)
+
+
+def _by_row(step: Step, slots: tuple[Tensor, ...]) -> None:
+    n, k = step.index.shape[-2:]
+    rows, each, warps, registers = row_tile(step.wide, k)
+    p1, p2, p3 = slot_pieces(k)
+    by_row[(triton.cdiv(n, rows * each), step.heads)](
+        *(step.query, step.key, step.value, of(step.kernel, step.query), step.index),
+        *(of(step.optional[name], step.query) for name in ("shift", "beta", "seed", "own")),
+        *(step.gradient, step.into["query"], step.into["slots"], step.into["beta"], *slots),
+        *_numbers(step),
+        **step.sizes,
+        **step.choices,
+        **has(step.kernel, step.optional),
+        P1=p1,
+        P2=p2,
+        P3=p3,
+        BM=rows,
+        TILES=each,
+        num_warps=warps,
+        **registers,
+    )
 
 
 def _by_query(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, k = step.index.shape[-2:]
-    if padded(k) * step.wide <= HELD:
-        rows, warps = row_tile(n)
-        tiles, run = triton.cdiv(n, rows), by_row
-        tile = {"ROWS": rows, "num_warps": warps}
-    else:
-        rows, warps, each = query_tile(max(step.wide, padded(k)))
-        tiles, run = triton.cdiv(n, rows * each), by_query
-        tile = {"BM": rows, "TILES": each, "num_warps": warps}
-    summed = 0 if step.kernel is None else step.heads * tiles
-    parts = step.query.new_empty((summed, k, step.value.shape[-1]), dtype=torch.float32)
+    rows, warps, each = query_tile(max(step.wide, padded(k)))
     into = step.into
-    run[(tiles, step.heads)](
+    by_query[(triton.cdiv(n, rows * each), step.heads)](
         *(step.query, step.key, step.value, of(step.kernel, step.query), step.index),
-        *(of(step.optional[name], step.query) for name in ("shift", "given", "beta", "seed", "own")),
-        *(step.lse, step.gradient, into["query"], parts, into["slots"], into["beta"], *slots),
-        *(n, step.query.shape[1], *step.numbers),
-        *strides(step.query, 3),
-        *strides(step.key, 3),
-        *strides(step.value, 3),
-        *strides(step.gradient, 3),
-        *strides(step.index, 2),
+        *(of(step.optional[name], step.query) for name in ("shift", "beta", "seed", "own")),
+        *(step.lse, step.gradient, into["query"], into["slots"], into["beta"], *slots),
+        *_numbers(step),
         **step.sizes,
         **step.choices,
         **has(step.kernel, step.optional),
-        **tile,
         KP=padded(k),
+        BM=rows,
+        TILES=each,
+        num_warps=warps,
     )
-    if step.kernel is not None:
-        _add_parts(parts, into["kernel"])
+
+
+def _by_slot(step: Step, slots: tuple[Tensor, ...]) -> None:
+    n, k = step.index.shape[-2:]
+    rows, each, some, rest, warps = slot_tile(step.heads, n, k, step.sizes["CP"])
+    tiles = triton.cdiv(n, rows * each)
+    parts = step.value.new_empty((step.heads * tiles, k, step.value.shape[-1]), dtype=torch.float32)
+    by_slot[(tiles, step.heads, triton.cdiv(k, some))](
+        *(step.value, step.index, step.gradient, _weights(step, slots)[0], parts),
+        *(of(step.optional["seed"], step.query), n, step.query.shape[1], step.numbers[2]),
+        *strides(step.value, 3),
+        *strides(step.gradient, 3),
+        *strides(step.index, 2),
+        C=step.sizes["C"],
+        CP=step.sizes["CP"],
+        KK=k,
+        BM=rows,
+        TILES=each,
+        BS=some,
+        REST=rest,
+        WEIGHT=step.choices["WEIGHT"],
+        DROPOUT=step.optional["seed"] is not None,
+        num_warps=warps,
+    )
+    _add_parts(parts, step.into["kernel"])
+
+
+def _numbers(step: Step) -> tuple[Any, ...]:
+    return (step.index.shape[-2], step.query.shape[1], *step.numbers, *_strides(step))
+
+
+def _strides(step: Step) -> tuple[int, ...]:
+    tensors = (step.query, step.key, step.value, step.gradient)
+    return (*(stride for tensor in tensors for stride in strides(tensor, 3)), *strides(step.index, 2))
 
 
 def _add_parts(parts: Tensor, into: Tensor) -> None:
@@ -128,25 +183,27 @@ def _add_parts(parts: Tensor, into: Tensor) -> None:
 
 def _by_key(step: Step, slots: tuple[Tensor, ...]) -> None:
     keys = step.value.shape[-2]
-    count, until, edges, ordered = inverse(step.index, keys)
-    group, warps = key_tile(step.wide)
+    until, edges, ordered = inverse(step.index, keys)
+    group, some, warps, registers = key_tile(step.wide)
     by_key[(triton.cdiv(keys, group), step.heads)](
         *(step.query, step.key, of(step.kernel, step.query), step.gradient, *_weights(step, slots)),
-        *(until, count, edges, ordered, step.into["key"], step.into["value"], of(step.optional["seed"], step.query)),
+        *(until, edges, ordered, step.into["key"], step.into["value"], of(step.optional["seed"], step.query)),
         *(step.index.shape[-2], keys, step.query.shape[1], step.numbers[2]),
         *strides(step.query, 3),
         *strides(step.key, 3),
         *strides(step.gradient, 3),
         **_common(step),
         BJ=group,
-        LONG=LONG,
+        BS=some,
+        SHORT=SHORT,
         num_warps=warps,
+        **registers,
     )
 
 
 def _scatter(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, keys = step.index.shape[-2], step.value.shape[-2]
-    rows, warps = combine_tile(step.wide)
+    rows, warps = scatter_tile(step.wide)
     sums = [torch.zeros_like(step.into[name], dtype=torch.float32) for name in ("key", "value")]
     scatter[(triton.cdiv(n, rows), step.heads)](
         *(step.query, step.key, of(step.kernel, step.query), step.index, step.gradient, *_weights(step, slots)),
@@ -172,19 +229,24 @@ def _common(step: Step) -> dict[str, Any]:
     return {**step.sizes, **step.choices, **here}
 
 
-def inverse(index: Tensor, keys: int) -> tuple[Tensor, ...]:
-    """For every key, the slots that chose it: how many, where they end, and which, twice if there are many."""
+def inverse(index: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Up to where the slots of each key reach; the slots of every entry by key; and in order where there are many."""
     batch, heads, n, k = index.shape
-    count = torch.zeros(batch * heads * keys, dtype=torch.int32, device=index.device)
-    rank = torch.empty(index.numel(), dtype=torch.int32, device=index.device)
-    edges, ordered = torch.empty_like(rank), torch.empty_like(rank)
-    grid = (triton.cdiv(n * k, 512), batch * heads)
-    shape = (keys, n * k, *strides(index, 2), heads)
-    count_edges[grid](index, count, rank, *shape, BLOCK=512)
-    # 32 bits count the slots of what fits into memory, unless there are billions of them.
-    until = count.cumsum(0, dtype=torch.int32 if index.numel() < 2**31 else torch.int64)
-    fill_edges[grid](index, until, count, rank, edges, *shape, BLOCK=512)
-    sort_edges[(triton.cdiv(count.numel(), 64), 2)](
-        until, count, edges, ordered, count.numel(), LONG=LONG, KEYS=64, BLOCK=64, num_warps=1
+    entries, slots = batch * heads, n * k
+    until = index.new_empty((entries, keys), dtype=torch.int32)
+    ordered = index.new_empty((entries, slots), dtype=torch.int32)
+    shape = (keys, slots, *strides(index, 2), heads)
+    count = torch.zeros_like(until)
+    edges = torch.empty_like(ordered)
+    grid = (triton.cdiv(slots, 512), entries)
+    # Who came first is written where the order will be.
+    count_edges[grid](index, count, ordered, *shape, BLOCK=512)
+    scan[(entries,)](count, until, keys, BLOCK=min(4096, padded(keys)), num_warps=8)
+    fill_edges[grid](index, until, count, ordered, edges, *shape, BLOCK=512)
+    sort_edges[(triton.cdiv(keys, 64), entries)](
+        *(until, count, edges, ordered, keys, slots), SHORT=SHORT, LONG=LONG, KEYS=64, num_warps=1
     )
-    return count, until, edges, ordered
+    if n > LONG:
+        hubs = (triton.cdiv(keys, 16), entries)
+        order_hubs[hubs](index, until, count, ordered, *shape, LONG=LONG, KEYS=16, BLOCK=1024)
+    return until, edges, ordered

@@ -166,7 +166,7 @@ def combine_forward(
     if output.numel() == 0:
         return
     sizes = sizes_of(channels, value.shape[-1], index.shape[-1])
-    rows, warps = combine_tile(max(sizes["EP"], sizes["CP"]))
+    rows, slots, rest, warps, registers = combine_tile(max(sizes["EP"], sizes["CP"]), index.shape[-1])
     names = ("shift", "given", "beta", "seed", "own")
     combine[(triton.cdiv(n, rows), batch * heads)](
         *(query, key, value, of(kernel, query), index),
@@ -181,5 +181,8 @@ def combine_forward(
         **choices,
         **has(kernel, optional),
         BM=rows,
+        BS=slots,
+        REST=rest,
         num_warps=warps,
+        **registers,
     )

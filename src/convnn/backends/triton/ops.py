@@ -104,7 +104,9 @@ def combine(
         scores = None  # they were rounded; the chosen pairs are scored again
     given = scores if weights is None else weights
     optional = {"shift": shift, "given": given, "beta": beta, "seed": seed, "own": own}
-    choices = {"KIND": kind, "WEIGHT": weight, "SORTED": ranked and scores is not None, "SCORED": scores is not None}
+    scored = scores is not None
+    choices = {"KIND": kind, "WEIGHT": weight, "SORTED": ranked and scored, "SCORED": scored}
+    choices["ROUGH"] = scored and query.dtype != torch.float32
     with _on(value):
         launch.combine_forward(
             *(query, key, value, kernel, index, optional, output, lse), (scale, own_score, dropout), choices

@@ -12,10 +12,10 @@ WHOLE, STREAMED = 256, 128
 TILES = 256
 # From so many channels on, a tile of scores is summed in pieces; single precision in smaller ones, which fit registers.
 PIECE, SINGLE_PIECE = 128, 16
-# So many numbers, all slots of a row, are held by a program of the backward pass.
-HELD = 1024
-# A key chosen more often than this has its slots sorted in memory.
-LONG = 64
+# Up to so many bytes, all slots of a row are held in the backward pass.
+HELD = 4096
+# A key chosen more often than SHORT has its slots sorted in memory; more often than LONG, they are searched for.
+SHORT, LONG = 64, 1024
 
 Strides = tuple[int, ...]
 
@@ -48,8 +48,23 @@ def stream_tile(width: int, k: int, plain: bool) -> tuple[int, int, int, int, in
     return (64, 64, 3, 4, 3) if k <= 20 and width <= 64 * TILES else (64, 128, 4, 8, 3)
 
 
-def combine_tile(channels: int) -> tuple[int, int]:
-    """Of the aggregation."""
+Registers = dict[str, int]
+
+
+def at_most(registers: int) -> Registers:
+    """A bound on the registers of a thread, so that more programs run at a time."""
+    return {} if interpreted() else {"maxnreg": registers}
+
+
+def combine_tile(channels: int, k: int) -> tuple[int, int, int, int, Registers]:
+    """Of the aggregation: rows, slots at a time, slots left over at the end, padded, warps and registers."""
+    rows = 32 if interpreted() else max(1, min(16, 512 // channels))
+    slots = max(1, min(8, 4096 // (rows * channels), 1 << (k.bit_length() - 1)))
+    return rows, slots, padded(k % slots, 1) if k % slots else 0, 1, at_most(128)
+
+
+def scatter_tile(channels: int) -> tuple[int, int]:
+    """Of the backward pass that adds up in no fixed order: rows and warps."""
     return (64 if interpreted() else max(1, min(8, 512 // channels))), 1
 
 
@@ -58,14 +73,37 @@ def query_tile(channels: int) -> tuple[int, int, int]:
     return max(1, min(4, 256 // channels)), 1, 4
 
 
-def row_tile(n: int) -> tuple[int, int]:
-    """Of the backward pass by row, where all slots of a row are held at once: rows of a program, and warps."""
-    return triton.cdiv(n, triton.cdiv(n, 25)), 1
+def row_tile(channels: int, k: int) -> tuple[int, int, int, Registers]:
+    """Of the backward pass by row: rows of a tile, tiles of a program, warps and registers."""
+    rows = 32 if interpreted() else max(1, min(8, 256 // channels))
+    held = k * channels
+    if held <= 640:
+        return rows, 2, 1, at_most(128)
+    return (max(1, rows // 2), 2, 1, at_most(128)) if held <= 1024 else (rows, 4, 1, {})
 
 
-def key_tile(channels: int) -> tuple[int, int]:
-    """Of the backward pass by key."""
-    return (32 if interpreted() else max(1, min(4, 256 // channels))), 1
+def slot_tile(entries: int, n: int, k: int, channels: int) -> tuple[int, int, int, int, int]:
+    """Of the kernel's gradient: rows of a tile, tiles of a program, slots, slots at the end, padded, and warps."""
+    rows = 32 if interpreted() else max(1, min(8, 256 // channels))
+    slots = max(1, min(8, 2048 // (rows * channels), 1 << (k.bit_length() - 1)))
+    # Enough programs to fill the device, and few sums to be added up.
+    some = triton.cdiv(4096, entries * triton.cdiv(k, slots))
+    return rows, triton.cdiv(triton.cdiv(n, rows), some), slots, padded(k % slots, 1) if k % slots else 0, 1
+
+
+def slot_pieces(k: int) -> tuple[int, int, int]:
+    """Slots as a sum of at most three powers of two."""
+    left = k
+    while bin(left).count("1") > 3:
+        left += left & -left
+    powers = [1 << bit for bit in reversed(range(left.bit_length())) if left >> bit & 1]
+    return (*powers, 0, 0, 0)[:3]  # type: ignore[return-value]
+
+
+def key_tile(channels: int) -> tuple[int, int, int, Registers]:
+    """Of the backward pass by key: keys, slots at a time, warps and registers."""
+    keys = 32 if interpreted() else max(1, min(8, 256 // channels))
+    return keys, max(1, min(4, 1024 // (keys * channels))), 1, at_most(96)
 
 
 def interpreted() -> bool:

@@ -3,54 +3,8 @@
 import triton
 import triton.language as tl
 
-from convnn.backends.triton.kernels.combine import DOT, UNIFORM, kept
+from convnn.backends.triton.kernels.slots import DOT, UNIFORM, kept, load_slots
 from convnn.backends.triton.kernels.tiles import load_line, load_rows
-
-
-@triton.jit
-def count_edges(I, COUNT, RANK, M, NK, sib, sih, H, BLOCK: tl.constexpr):
-    """Count how often each key was chosen; who came first decides the rank, for now."""
-    z = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = place < NK
-    j = tl.load(I + (z // H) * sib + (z % H) * sih + place, mask=ok, other=-1).to(tl.int32)
-    rank = tl.atomic_add(COUNT + z * M + j, 1, mask=ok & (j >= 0), sem="relaxed")
-    tl.store(RANK + z * NK + place, rank, mask=ok)
-
-
-@triton.jit
-def fill_edges(I, UNTIL, COUNT, RANK, EDGE, M, NK, sib, sih, H, BLOCK: tl.constexpr):
-    """Put each slot among those that chose the same key."""
-    z = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = place < NK
-    j = tl.load(I + (z // H) * sib + (z % H) * sih + place, mask=ok, other=-1).to(tl.int32)
-    ok = ok & (j >= 0)
-    first = tl.load(UNTIL + z * M + j, mask=ok, other=0) - tl.load(COUNT + z * M + j, mask=ok, other=0)
-    rank = tl.load(RANK + z * NK + place, mask=ok, other=0)
-    tl.store(EDGE + first.to(tl.int64) + rank, place, mask=ok)
-
-
-@triton.jit
-def sort_edges(UNTIL, COUNT, EDGE, SORTED, keys, LONG: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sort the slots of keys chosen more than LONG times, each by counting those before it."""
-    own = tl.program_id(0).to(tl.int64) * KEYS + tl.arange(0, KEYS)
-    counts = tl.load(COUNT + own, mask=own < keys, other=0)
-    longest = tl.max(counts, axis=0)
-    while longest > LONG:
-        key = tl.max(tl.where(counts == longest, own, -1), axis=0)
-        counts = tl.where(own == key, 0, counts)
-        first = (tl.load(UNTIL + key) - longest).to(tl.int64)
-        for start in range(tl.program_id(1) * BLOCK, longest, tl.num_programs(1) * BLOCK):
-            mine = start + tl.arange(0, BLOCK)
-            edge = tl.load(EDGE + first + mine, mask=mine < longest, other=2147483647)
-            rank = tl.zeros([BLOCK], tl.int32)
-            for other in range(0, longest, BLOCK):
-                theirs = other + tl.arange(0, BLOCK)
-                against = tl.load(EDGE + first + theirs, mask=theirs < longest, other=2147483647)
-                rank += tl.sum((against[None, :] < edge[:, None]).to(tl.int32), axis=1)
-            tl.store(SORTED + first + rank, edge, mask=mine < longest)
-        longest = tl.max(counts, axis=0)
 
 
 @triton.jit
@@ -62,7 +16,6 @@ def by_key(
     PE,
     GE,
     UNTIL,
-    COUNT,
     EDGE,
     SORTED,
     DK,
@@ -87,14 +40,18 @@ def by_key(
     CP: tl.constexpr,
     KK: tl.constexpr,
     BJ: tl.constexpr,
-    LONG: tl.constexpr,
+    BS: tl.constexpr,
+    SHORT: tl.constexpr,
     KIND: tl.constexpr,
     WEIGHT: tl.constexpr,
     HAS_W: tl.constexpr,
     DROPOUT: tl.constexpr,
     WANTS_K: tl.constexpr,
 ):
-    """Gradients of BJ keys and values: the sum over the slots that chose each, in the order of slots."""
+    """Gradients of BJ keys and values: the sum over the slots that chose each, in their order, BS at a time.
+
+    Lists up to SHORT come in any order: the next slot is the smallest number above the last, in unsigned arithmetic.
+    """
     pid, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = z // H, z % H
     key = pid * BJ + tl.arange(0, BJ)
@@ -103,44 +60,47 @@ def by_key(
     DY += b * sdb + h * sdh
     PE += z * N * KK
     GE += z * N * KK
-    c = tl.arange(0, CP)
-    e = tl.arange(0, EP)
-    count = tl.load(COUNT + z * M + key, mask=ok, other=0)
-    first = (tl.load(UNTIL + z * M + key, mask=ok, other=0) - count).to(tl.int64)
-    few, many = count <= LONG, count > LONG
-    spot = tl.arange(0, LONG)
-    listed = (spot[None, :] < count[:, None]) & few[:, None]
-    # Short lists are kept here, and the next slot is the smallest number above the last, in unsigned arithmetic.
-    edges = tl.load(EDGE + first[:, None] + spot[None, :], mask=listed, other=2147483647).to(tl.uint32)
+    EDGE += z * N * KK
+    SORTED += z * N * KK
+    UNTIL += z * M
+    first = tl.load(UNTIL + key - 1, mask=ok & (key > 0), other=0)
+    count = tl.where(ok, tl.load(UNTIL + key, mask=ok, other=0) - first, 0)
     dv = tl.zeros([BJ, CP], tl.float32)
     dk = tl.zeros([BJ, EP], tl.float32)
     if WANTS_K and KIND != DOT:
         k = load_rows(K + b * skb + h * skh, key, ok, skn, E, EP, 0, E == EP).to(tl.float32)
-    prev = tl.zeros([BJ], tl.uint32) - 1
-    for turn in range(tl.max(count, axis=0)):
-        live = turn < count
-        prev = prev + 1 + tl.min(edges - prev[:, None] - 1, axis=1)
-        edge = tl.where(few, prev.to(tl.int32), 0)
-        edge = tl.where(few, edge, tl.load(SORTED + first + turn, mask=live & many, other=0))
-        row, slot = edge // KK, edge % KK
-        dy = load_rows(DY, row, live, sdn, C, CP, 0, C == CP).to(tl.float32)
+    few = count <= SHORT
+    spots = tl.arange(0, SHORT)
+    listed = (spots[None, :] < count[:, None]) & few[:, None]
+    lists = tl.load(EDGE + first[:, None] + spots[None, :], mask=listed, other=2147483647).to(tl.uint32)
+    last = tl.zeros([BJ], tl.uint32) - 1
+    for start in range(0, tl.max(count, axis=0), BS):
+        spot = start + tl.arange(0, BS)
+        live = spot[None, :] < count[:, None]
+        edge = tl.load(SORTED + first[:, None] + spot[None, :], mask=live & (few == 0)[:, None], other=0)
+        for turn in tl.static_range(BS):
+            last += 1 + tl.min(lists - last[:, None] - 1, axis=1)
+            here = (tl.arange(0, BS)[None, :] == turn) & few[:, None]
+            edge = tl.where(here, last.to(tl.int32)[:, None], edge)
+        row = tl.where(live, edge // KK, -1)
         if WEIGHT == UNIFORM:
             p = tl.where(live, 1.0, 0.0)
             if DROPOUT:
                 p *= kept(SEED, z * N * KK + edge, dropout)
         else:
             p = tl.load(PE + edge, mask=live, other=0.0).to(tl.float32)
+        d = load_slots(DY, row, sdn, C, CP, C == CP).to(tl.float32) * p[:, :, None]
         if HAS_W:
-            w = load_rows(W, slot, live, C, C, CP, 0, C == CP).to(tl.float32)
-            dv += p[:, None] * (dy * w)
-        else:
-            dv += p[:, None] * dy
+            slot = tl.where(live, edge % KK, -1)
+            d *= load_slots(W, slot, C, C, CP, C == CP).to(tl.float32)
+        dv += tl.sum(d, axis=1)
         if WANTS_K:
-            q = load_rows(Q, row, live, sqn, E, EP, 0, E == EP).to(tl.float32)
-            g = tl.load(GE + edge, mask=live, other=0.0)
+            q = load_slots(Q, row, sqn, E, EP, E == EP).to(tl.float32)
             if KIND != DOT:
-                q = tl.where(live[:, None], q - k, 0.0)
-            dk += g[:, None] * q
+                q = tl.where(live[:, :, None], q - k[:, None, :], 0.0)
+            dk += tl.sum(q * tl.load(GE + edge, mask=live, other=0.0).to(tl.float32)[:, :, None], axis=1)
+    c = tl.arange(0, CP)
+    e = tl.arange(0, EP)
     at = z * M + key
     tl.store(DV + at[:, None] * C + c[None, :], dv.to(DV.dtype.element_ty), mask=ok[:, None] & (c < C)[None, :])
     if WANTS_K:

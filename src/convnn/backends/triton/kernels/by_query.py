@@ -1,9 +1,9 @@
-"""Backward by query: gradients of queries and slots, and parts of the kernel's."""
+"""Backward by query, slot after slot: gradients of queries and slots."""
 
 import triton
 import triton.language as tl
 
-from convnn.backends.triton.kernels.combine import DOT, GIVEN, SOFTMAX, kept, score_pairs
+from convnn.backends.triton.kernels.slots import DOT, SOFTMAX, kept, score_pairs
 from convnn.backends.triton.kernels.tiles import load_line, load_rows
 
 
@@ -15,14 +15,12 @@ def by_query(
     W,
     I,
     S,
-    P,
     BETA,
     SEED,
     OWN,
     L,
     DY,
     DQ,
-    DW,
     DS,
     DBETA,
     PE,
@@ -62,7 +60,7 @@ def by_query(
     HAS_OWN: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):
-    """Gradients of queries, of slots (weights PE and score gradients GE for the pass by key), and parts of the kernel's."""
+    """Gradients of queries and slots; weights PE and gradients of scores GE for the pass by key."""
     pid, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = z // H, z % H
     Q += b * sqb + h * sqh
@@ -71,14 +69,12 @@ def by_query(
     DY += b * sdb + h * sdh
     I += b * sib + h * sih
     S += z * N * KK
-    P += z * N * KK
     PE += z * N * KK
     GE += z * N * KK
     DS += z * N * KK
     c = tl.arange(0, CP)
     e = tl.arange(0, EP)
     slots = tl.arange(0, KP)
-    part = DW + (z * tl.num_programs(0) + pid) * KK * C
     for tile in range(TILES):
         row = (pid * TILES + tile) * BM + tl.arange(0, BM)
         row_ok = row < N
@@ -133,19 +129,9 @@ def by_query(
                     k = tl.where(filled[:, None], k - q, 0.0)
                 pull += (p * dp * factor)[:, None] * k
                 rest += (p * factor)[:, None] * k
-                weight = p * keep
-                tl.store(PE + row * KK + slot, weight, mask=row_ok)
-            elif WEIGHT == GIVEN:
-                weight = tl.load(P + row * KK + slot, mask=filled, other=0.0).to(tl.float32)
-                tl.store(DS + row * KK + slot, tl.where(filled, dp, 0.0), mask=row_ok)
+                tl.store(PE + row * KK + slot, (p * keep).to(PE.dtype.element_ty), mask=row_ok)
             else:
-                weight = tl.where(filled, 1.0, 0.0) * keep
-            if HAS_W:
-                # The tiles of a program add to what it wrote itself.
-                dw = tl.sum(dyv * weight[:, None], axis=0)
-                if tile > 0:
-                    dw += tl.load(part + slot * C + c, mask=c < C, other=0.0)
-                tl.store(part + slot * C + c, dw, mask=c < C)
+                tl.store(DS + row * KK + slot, tl.where(filled, dp, 0.0), mask=row_ok)
         if WEIGHT == SOFTMAX:
             ds = pulls - rests * mean[:, None]  # of beta times the score
             if HAS_BETA:
@@ -155,26 +141,10 @@ def by_query(
             if HAS_S:
                 tl.store(DS + row[:, None] * KK + slots[None, :], ds, mask=ok)
             g = ds * factors
-            tl.store(GE + row[:, None] * KK + slots[None, :], g, mask=ok)
+            tl.store(GE + row[:, None] * KK + slots[None, :], g.to(GE.dtype.element_ty), mask=ok)
             dq = (pull - rest * mean[:, None]) * beta
             tl.store(
                 DQ + (z * N + row)[:, None] * E + e[None, :],
                 dq.to(DQ.dtype.element_ty),
                 mask=row_ok[:, None] & (e < E)[None, :],
             )
-
-
-@triton.jit
-def add_parts(DW, OUT, parts, size, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Sum the parts of the kernel's gradient in a fixed order."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = at < size
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    per = tl.cdiv(parts, tl.num_programs(1))
-    first = tl.program_id(1) * per
-    last = tl.minimum(first + per, parts)
-    for start in range(first, last, ROWS):
-        part = start + tl.arange(0, ROWS)
-        place = DW + part.to(tl.int64)[:, None] * size + at[None, :]
-        total += tl.load(place, mask=(part < last)[:, None] & ok[None, :], other=0.0)
-    tl.store(OUT + tl.program_id(1) * size + at, tl.sum(total, axis=0), mask=ok)

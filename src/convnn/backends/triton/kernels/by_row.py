@@ -1,10 +1,64 @@
-"""Backward by query for few slots: all of a row at once."""
+"""Backward by query, a few rows at a time with all their slots, which come in up to three pieces with little padding."""
 
 import triton
 import triton.language as tl
 
-from convnn.backends.triton.kernels.combine import DOT, GIVEN, SOFTMAX, kept, score_pairs
-from convnn.backends.triton.kernels.tiles import load_line, load_rows
+from convnn.backends.triton.kernels.slots import DOT, kept, load_slots, score_slots
+from convnn.backends.triton.kernels.tiles import load_rows
+
+
+@triton.jit
+def score_piece(
+    q, K, I, S, slots, row, ok, own, scale, own_score, beta, skn,
+    E: tl.constexpr, EP: tl.constexpr, KK: tl.constexpr, KIND: tl.constexpr, HAS_S: tl.constexpr, HAS_OWN: tl.constexpr,
+):  # fmt: skip
+    """Who fills some slots, their keys and scores, and what gradients of scores are multiplied with."""
+    at = row[:, None] * KK + slots[None, :]
+    j = tl.load(I + at, mask=ok[:, None] & (slots < KK)[None, :], other=-1).to(tl.int32)
+    k = load_slots(K, j, skn, E, EP, E == EP)
+    s, factor = score_slots(q, k.to(tl.float32), scale, KIND)
+    if HAS_OWN:
+        fixed = (j == own[:, None]) & (s == s)
+        s = tl.where(fixed, own_score, s)
+        factor = tl.where(fixed, 0.0, factor)
+    if HAS_S:
+        s += tl.load(S + at, mask=j >= 0, other=0.0)
+    return j, k, s, factor, tl.where(j >= 0, s * beta, float("-inf"))
+
+
+@triton.jit
+def pull_piece(
+    V, W, SEED, dy, slots, j, at, dropout, svn,
+    C: tl.constexpr, CP: tl.constexpr, KK: tl.constexpr, HAS_W: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the weights of some slots, and which of them are kept."""
+    t = load_slots(V, j, svn, C, CP, C == CP).to(tl.float32) * dy[:, None, :]
+    if HAS_W:
+        w = load_rows(W, slots, slots < KK, C, C, CP, 0, C == CP).to(tl.float32)
+        t *= w[None, :, :]
+    dp = tl.sum(t, axis=2)
+    keep = tl.where(j >= 0, 1.0, 0.0)
+    if DROPOUT:
+        keep *= kept(SEED, at, dropout)
+    return dp * keep, keep
+
+
+@triton.jit
+def give_piece(
+    q, k, j, ds, factor, weight, PE, GE, DS, slots, row, ok, KK: tl.constexpr, KIND: tl.constexpr, HAS_S: tl.constexpr
+):
+    """Write what the pass by key needs of some slots; their part of the queries' gradients."""
+    at = row[:, None] * KK + slots[None, :]
+    ok = ok[:, None] & (slots < KK)[None, :]
+    tl.store(PE + at, weight.to(PE.dtype.element_ty), mask=ok)
+    if HAS_S:
+        tl.store(DS + at, ds, mask=ok)
+    g = ds * factor
+    tl.store(GE + at, g.to(GE.dtype.element_ty), mask=ok)
+    k = k.to(tl.float32)
+    if KIND != DOT:
+        k = tl.where((j >= 0)[:, :, None], k - q[:, None, :], 0.0)
+    return tl.sum(g[:, :, None] * k, axis=1)
 
 
 @triton.jit
@@ -15,14 +69,11 @@ def by_row(
     W,
     I,
     S,
-    P,
     BETA,
     SEED,
     OWN,
-    L,
     DY,
     DQ,
-    DW,
     DS,
     DBETA,
     PE,
@@ -51,8 +102,11 @@ def by_row(
     C: tl.constexpr,
     CP: tl.constexpr,
     KK: tl.constexpr,
-    KP: tl.constexpr,
-    ROWS: tl.constexpr,
+    P1: tl.constexpr,
+    P2: tl.constexpr,
+    P3: tl.constexpr,
+    BM: tl.constexpr,
+    TILES: tl.constexpr,
     KIND: tl.constexpr,
     WEIGHT: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -61,7 +115,10 @@ def by_row(
     HAS_OWN: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):
-    """As ``by_query``, for few slots: all of a row at once, so that sums for the kernel stay in registers."""
+    """Gradients of queries and slots; weights PE and gradients of scores GE for the pass by key.
+
+    Weights are computed again from the scores alone.
+    """
     pid, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = z // H, z % H
     Q += b * sqb + h * sqh
@@ -70,68 +127,72 @@ def by_row(
     DY += b * sdb + h * sdh
     I += b * sib + h * sih
     S += z * N * KK
-    P += z * N * KK
     PE += z * N * KK
     GE += z * N * KK
     DS += z * N * KK
-    c = tl.arange(0, CP)
     e = tl.arange(0, EP)
-    slots = tl.arange(0, KP)
+    x1 = tl.arange(0, P1)
+    if P2 > 0:
+        x2 = P1 + tl.arange(0, P2)
+    if P3 > 0:
+        x3 = P1 + P2 + tl.arange(0, P3)
     beta = 1.0
     if HAS_BETA:
         beta = tl.load(BETA)
-    if HAS_W:
-        dw = tl.zeros([KP, CP], tl.float32)
-    for row in range(pid * ROWS, tl.minimum(pid * ROWS + ROWS, N)):
-        at = row * KK + slots
-        j = tl.load(I + at, mask=slots < KK, other=-1).to(tl.int32)
-        filled = j >= 0
-        v = load_rows(V, j, filled, svn, C, CP, 0, C == CP).to(tl.float32)
-        dy = load_line(DY + row * sdn, c, C, C == CP)
-        v *= dy[None, :]
-        if HAS_W:
-            taps = W + slots[:, None] * C + c[None, :]
-            w = tl.load(taps, mask=(slots < KK)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
-            dp = tl.sum(v * w, axis=1)
-        else:
-            dp = tl.sum(v, axis=1)
-        keep = 1.0
-        if DROPOUT:
-            keep = kept(SEED, z * N * KK + at, dropout)
-        if WEIGHT == SOFTMAX:
-            q = load_line(Q + row * sqn, e, E, E == EP)
-            k = load_rows(K, j, filled, skn, E, EP, 0, E == EP).to(tl.float32)
-            s, factor = score_pairs(q[None, :], k, scale, KIND)
-            if HAS_OWN:
-                fixed = (j == tl.load(OWN + z * N + row)) & (s == s)
-                s = tl.where(fixed, own_score, s)
-                factor = tl.where(fixed, 0.0, factor)
-            if HAS_S:
-                s += tl.load(S + at, mask=filled, other=0.0)
-            p = tl.exp(tl.where(filled, s * beta - tl.load(L + z * N + row), float("-inf")))
-            dp = dp * keep
-            ds = p * (dp - tl.sum(p * dp, axis=0))  # of beta times the score
-            weight = p * keep
-            tl.store(PE + at, weight, mask=slots < KK)
-            if HAS_BETA:
-                tl.store(DBETA + z * N + row, tl.sum(ds * tl.where(filled, s, 0.0), axis=0))
-                ds *= beta
-            if HAS_S:
-                tl.store(DS + at, ds, mask=slots < KK)
-            g = ds * factor
-            tl.store(GE + at, g, mask=slots < KK)
-            if KIND != DOT:
-                k = tl.where(filled[:, None], k - q[None, :], 0.0)
-            dq = tl.sum(g[:, None] * k, axis=0)
-            tl.store(DQ + (z * N + row) * E + e, dq.to(DQ.dtype.element_ty), mask=e < E)
-        elif WEIGHT == GIVEN:
-            weight = tl.load(P + at, mask=filled, other=0.0).to(tl.float32)
-            tl.store(DS + at, tl.where(filled, dp, 0.0), mask=slots < KK)
-        else:
-            weight = tl.where(filled, 1.0, 0.0) * keep
-        if HAS_W:
-            dw += v * weight[:, None]
-    if HAS_W:
-        part = DW + (z * tl.num_programs(0) + pid) * KK * C
-        ok = (slots < KK)[:, None] & (c < C)[None, :]
-        tl.store(part + slots[:, None] * C + c[None, :], dw, mask=ok)
+    for tile in range(TILES):
+        row = (pid * TILES + tile) * BM + tl.arange(0, BM)
+        ok = row < N
+        place = z * N * KK + row[:, None] * KK
+        dy = load_rows(DY, row, ok, sdn, C, CP, 0, C == CP).to(tl.float32)
+        q = load_rows(Q, row, ok, sqn, E, EP, 0, E == EP).to(tl.float32)
+        own = tl.load(OWN + z * N + row, mask=ok, other=-1) if HAS_OWN else row
+        j1, k1, s1, f1, u1 = score_piece(
+            q, K, I, S, x1, row, ok, own, scale, own_score, beta, skn, E, EP, KK, KIND, HAS_S, HAS_OWN
+        )
+        top = tl.max(u1, axis=1)
+        if P2 > 0:
+            j2, k2, s2, f2, u2 = score_piece(
+                q, K, I, S, x2, row, ok, own, scale, own_score, beta, skn, E, EP, KK, KIND, HAS_S, HAS_OWN
+            )
+            top = tl.maximum(top, tl.max(u2, axis=1))
+        if P3 > 0:
+            j3, k3, s3, f3, u3 = score_piece(
+                q, K, I, S, x3, row, ok, own, scale, own_score, beta, skn, E, EP, KK, KIND, HAS_S, HAS_OWN
+            )
+            top = tl.maximum(top, tl.max(u3, axis=1))
+        top = tl.where(top == float("-inf"), 0.0, top)[:, None]
+        p1 = tl.exp(u1 - top)
+        total = tl.sum(p1, axis=1)
+        if P2 > 0:
+            p2 = tl.exp(u2 - top)
+            total += tl.sum(p2, axis=1)
+        if P3 > 0:
+            p3 = tl.exp(u3 - top)
+            total += tl.sum(p3, axis=1)
+        share = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+        d1, r1 = pull_piece(V, W, SEED, dy, x1, j1, place + x1[None, :], dropout, svn, C, CP, KK, HAS_W, DROPOUT)
+        p1 *= share
+        mean = tl.sum(p1 * d1, axis=1)
+        if P2 > 0:
+            d2, r2 = pull_piece(V, W, SEED, dy, x2, j2, place + x2[None, :], dropout, svn, C, CP, KK, HAS_W, DROPOUT)
+            p2 *= share
+            mean += tl.sum(p2 * d2, axis=1)
+        if P3 > 0:
+            d3, r3 = pull_piece(V, W, SEED, dy, x3, j3, place + x3[None, :], dropout, svn, C, CP, KK, HAS_W, DROPOUT)
+            p3 *= share
+            mean += tl.sum(p3 * d3, axis=1)
+        d1 = p1 * (d1 - mean[:, None])  # of beta times the score
+        dq = give_piece(q, k1, j1, d1 * beta, f1, p1 * r1, PE, GE, DS, x1, row, ok, KK, KIND, HAS_S)
+        dbeta = tl.sum(d1 * tl.where(j1 >= 0, s1, 0.0), axis=1)
+        if P2 > 0:
+            d2 = p2 * (d2 - mean[:, None])
+            dq += give_piece(q, k2, j2, d2 * beta, f2, p2 * r2, PE, GE, DS, x2, row, ok, KK, KIND, HAS_S)
+            dbeta += tl.sum(d2 * tl.where(j2 >= 0, s2, 0.0), axis=1)
+        if P3 > 0:
+            d3 = p3 * (d3 - mean[:, None])
+            dq += give_piece(q, k3, j3, d3 * beta, f3, p3 * r3, PE, GE, DS, x3, row, ok, KK, KIND, HAS_S)
+            dbeta += tl.sum(d3 * tl.where(j3 >= 0, s3, 0.0), axis=1)
+        into = DQ + (z * N + row)[:, None] * E + e[None, :]
+        tl.store(into, dq.to(DQ.dtype.element_ty), mask=ok[:, None] & (e < E)[None, :])
+        if HAS_BETA:
+            tl.store(DBETA + z * N + row, dbeta, mask=ok)
