@@ -24,7 +24,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow tests
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu tests/gpu tests/triton
 
 bench: $(READY)
 	$(BIN)/python benchmarks/chunked.py
