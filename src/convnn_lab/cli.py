@@ -146,10 +146,10 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Bench:
-    """Time the operator or the attention layer against torch's attention, on a CUDA device."""
+    """Time the operator or the attention layer against their peers, or see how far apart ways to run it are."""
 
-    what: Literal["op", "attention"]
-    """the operator alone, or the whole layer"""
+    what: Literal["op", "attention", "correctness"]
+    """the operator alone or the whole layer, on a CUDA device; or the thesis's correctness test, on any"""
     csv: Path | None = None
     """also write the table to this file"""
 
@@ -159,11 +159,14 @@ class Bench:
             require_writable(self.csv, "--csv")
         import torch
 
-        if not torch.cuda.is_available():
-            raise ValueError("bench needs a CUDA device, and there is none here")
-        from convnn_lab.bench import op
+        from convnn_lab.bench import correctness, layer, measure, op, report
 
-        op.show(op.op() if self.what == "op" else op.attention(), self.csv)
+        if self.what == "correctness":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            correctness.show(correctness.differences(device=device), self.csv)
+            return HOLDS
+        measure.require_device()
+        report.show(op.op() if self.what == "op" else layer.attention(), self.csv)
         return HOLDS
 
 

@@ -15,20 +15,35 @@ Function: TypeAlias = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds by graph replay and launched one by one, and mebibytes above the inputs; forward, and both ways."""
+    """Microseconds by graph replay and launched one by one, and mebibytes above the inputs.
+
+    Forward is without gradients; both is a step, forward and backward. Backward is, by graph replay, a step less a
+    forward that keeps what backward needs; its memory counts what forward kept too.
+    """
 
     forward: float
+    backward: float
     both: float
     eager_forward: float
+    eager_backward: float
     eager_both: float
     memory_forward: float
+    memory_backward: float
     memory_both: float
 
 
-def cost(function: Function, inputs: Sequence[Tensor]) -> Cost:
-    """Measure forward without gradients, and forward + backward with the gradients of all inputs."""
+def require_device() -> None:
+    """Refuse to measure where there is nothing to measure on."""
+    if not torch.cuda.is_available():
+        raise ValueError("bench needs a CUDA device, and there is none here")
+
+
+def cost(function: Function, inputs: Sequence[Tensor], parameters: Sequence[Tensor] = ()) -> Cost:
+    """Measure forward without gradients, and a step with the gradients of all inputs and parameters."""
+    require_device()
     plain = [tensor.detach() for tensor in inputs]
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    wanted = [*leaves, *parameters]
     with torch.no_grad():
         pull = torch.randn_like(function(*plain))
 
@@ -36,13 +51,24 @@ def cost(function: Function, inputs: Sequence[Tensor]) -> Cost:
         with torch.no_grad():
             function(*plain)
 
+    def kept() -> Tensor:
+        return function(*leaves)
+
+    def backward(output: Tensor) -> None:
+        torch.autograd.grad(output, wanted, pull)
+
     def both() -> None:
-        torch.autograd.grad(function(*leaves), leaves, pull)
+        backward(kept())
 
-    return Cost(replayed(forward), replayed(both), eager(forward), eager(both), peak(forward), peak(both))
+    step = replayed(both)
+    return Cost(
+        *(replayed(forward), step - replayed(kept), step),
+        *(eager(forward), statistics.median(_timed(backward, kept()) for _ in range(11)), eager(both)),
+        *(peak(forward), _peak_of_backward(kept, backward), peak(both)),
+    )
 
 
-def replayed(run: Callable[[], None], rounds: int = 7) -> float:
+def replayed(run: Callable[[], object], rounds: int = 7) -> float:
     """Microseconds of one call among the replays of a CUDA graph, so that the host does not count."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -60,23 +86,23 @@ def replayed(run: Callable[[], None], rounds: int = 7) -> float:
     return statistics.median(_timed(graph.replay) for _ in range(rounds)) / calls
 
 
-def eager(run: Callable[[], None], rounds: int = 11) -> float:
+def eager(run: Callable[[], object], rounds: int = 11) -> float:
     """Microseconds of one call as it is launched."""
     run()
     return statistics.median(_timed(run) for _ in range(rounds))
 
 
-def _timed(run: Callable[[], None]) -> float:
+def _timed(run: Callable[..., object], *given: Tensor) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
-    run()
+    run(*given)
     end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e3
 
 
-def peak(run: Callable[[], None]) -> float:
+def peak(run: Callable[[], object]) -> float:
     """Mebibytes at the highest point, above what was there before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -84,3 +110,12 @@ def peak(run: Callable[[], None]) -> float:
     run()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _peak_of_backward(kept: Callable[[], Tensor], backward: Callable[[Tensor], None]) -> float:
+    """Mebibytes at the highest point of backward, above what was there before forward."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    output = kept()
+    held = (torch.cuda.memory_allocated() - before) / 2**20
+    return held + peak(lambda: backward(output))

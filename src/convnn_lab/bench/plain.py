@@ -10,12 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def convnn(query: Tensor, key: Tensor, value: Tensor, kernel: Tensor, k: int) -> Tensor:
+def convnn(
+    query: Tensor, key: Tensor, value: Tensor, kernel: Tensor, k: int, candidates: Tensor | None = None
+) -> Tensor:
     """Scaled dot product, softmax over the K nearest, depthwise kernel.
 
     Shape:
-        query, key, value ``(B, H, N, d)``, kernel ``(d, 1, K)``.
+        query, key, value ``(B, H, N, d)``, kernel ``(d, 1, K)``, candidates ``(r,)``.
     """
+    if candidates is not None:
+        key, value = key.index_select(-2, candidates), value.index_select(-2, candidates)
     batch, heads, n, channels = query.shape
     scores = query @ key.mT * channels**-0.5  # (B, H, N, N)
     best, index = scores.topk(k, dim=-1)
