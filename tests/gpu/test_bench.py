@@ -28,23 +28,31 @@ def assert_measured(rows: list[Row]) -> None:
         assert 0 < cost.memory_backward <= 1.01 * cost.memory_both
 
 
-@pytest.mark.filterwarnings("ignore")  # compilers warn of what they like
+@pytest.fixture
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let others stand for flex_attention, which takes long to compile and has a test of its own."""
+    monkeypatch.setattr(peers, "flex", partial(peers.sdpa, SDPBackend.MATH))
+    monkeypatch.setattr(peers, "flex_kvt", lambda k: partial(plain.kvt, k=k))
+
+
+@pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
+@pytest.mark.usefixtures("nothing_compiles")
 def test_the_operator_is_measured_against_all_its_peers() -> None:
-    rows = list(op.op([Case(24, 300, 64, 9), Case(24, 300, 64, 9, 32)]))
+    rows = list(op.op([Case(12, 130, 64, 9), Case(12, 130, 64, 9, 32)]))
     assert_measured([row for row in rows if "r=" not in row.case])
     assert {row.contender for row in rows if "r=" in row.case} == {"sdpa", "convnn", "convnn, no kernel", "plain"}
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
+@pytest.mark.usefixtures("nothing_compiles")
 def test_the_layer_is_measured_against_all_its_peers() -> None:
-    assert_measured(list(layer.attention(2, 197, 192, 3, [9])))
+    assert_measured(list(layer.attention(2, 130, 192, 3, [9])))
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("n", [197, 512])
-def test_flex_attention_computes_what_it_stands_for(n: int) -> None:
+@pytest.mark.filterwarnings("ignore")  # compilers warn of what they like
+def test_flex_attention_computes_what_it_stands_for() -> None:
     torch.compiler.reset()
-    leaves = [torch.randn(2, 3, n, 64, device="cuda").requires_grad_() for _ in range(3)]
+    leaves = [torch.randn(2, 3, 197, 64, device="cuda").requires_grad_() for _ in range(3)]
     pairs: Any = ((peers.flex(), peers.sdpa(SDPBackend.MATH)), (peers.flex_kvt(9), partial(plain.kvt, k=9)))
     for ours, theirs in pairs:
         results = []
