@@ -44,7 +44,7 @@ def select(
     """
     from convnn.backends.triton import launch
 
-    index, scores = _chosen(query, key, k)
+    index, scores = _chosen(query, key, candidates, k)
     with _on(query):
         launch.select(
             *(query, key, bias, candidates, mask, shift, own, index, scores),
@@ -56,8 +56,10 @@ def select(
     return index, scores
 
 
-def _chosen(query: Tensor, key: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    small = key.shape[-2] <= torch.iinfo(torch.int16).max
+def _chosen(query: Tensor, key: Tensor, candidates: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    # Keys may be candidates more than once, and what is found may be the places of candidates.
+    numbers = key.shape[-2] if candidates is None else max(key.shape[-2], candidates.shape[-1])
+    small = numbers <= torch.iinfo(torch.int16).max
     index = query.new_empty((*query.shape[:-1], k), dtype=torch.int16 if small else torch.int32)
     return index, query.new_empty(index.shape, dtype=torch.float32)
 
@@ -66,7 +68,7 @@ def _chosen(query: Tensor, key: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _(
     query: Tensor, key: Tensor, bias: Any, candidates: Any, mask: Any, shift: Any, own: Any, k: int, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    return _chosen(query, key, k)
+    return _chosen(query, key, candidates, k)
 
 
 @torch.library.custom_op("convnn::combine", mutates_args=())
