@@ -96,12 +96,15 @@ class Search:
             return joined
         return joined.gather(-1, torch.arange(self.k, device=index.device) + forbidden.expand(*lead, 1).long())
 
-    def neighbors(self, index: Tensor) -> Neighbors:
+    def neighbors(self, index: Tensor, *, some_empty: bool = False) -> Neighbors:
         """Score the chosen keys ``index`` (..., N, K) again, with gradients, and put each row in order.
 
         Choosing has no gradient, scores have; so a backend may choose as it likes.
+
+        Args:
+            some_empty: whether slots may be empty, -1, though no mask forbids anything: the similarity may, by -inf.
         """
-        scores = self._paired(index)
+        scores = self._paired(index, some_empty=some_empty)
         index = index.expand(scores.shape)
         place = _places(scores.detach(), index, self.order)
         if self.own is not None and self.order == "score":
@@ -110,29 +113,35 @@ class Search:
         scores, index = scores.gather(-1, place), index.gather(-1, place)
         return Neighbors(scores, index.masked_fill(scores == -torch.inf, -1))
 
-    def attended(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Score all searched keys, and take their values; one's own key must be among them.
+    def seen(self, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, list[Tensor]]:
+        """Queries, searched keys and their values; who may choose whom, or None; and what is added to scores.
 
         0 stands for queries that may choose nothing, and for keys and values nobody may choose: see ``_paired``.
-
-        Shape:
-            ``(..., N, r)`` and ``(..., r, C)``, with r = M where there are no candidates.
         """
         query, key, value = self.query, self._among(self.key, 0, self.width), self._among(value, 0, self.width)
         allowed, shifts = self.entries(0, self.width)
         if allowed is not None:
             chooses, chosen = allowed.any(-1, keepdim=True), allowed.any(-2)[..., None]
             query, key, value = _where(chooses, query), _where(chosen, key), _where(chosen, value)
+        return query, key, value, allowed, shifts
+
+    def attended(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Score all searched keys, and take their values; one's own key must be among them.
+
+        Shape:
+            ``(..., N, r)`` and ``(..., r, C)``, with r = M where there are no candidates.
+        """
+        query, key, value, allowed, shifts = self.seen(value)
         scores = self._scored(wide(query), wide(key))
         if self.own is not None:
             scores = scores.expand(*torch.broadcast_shapes(scores.shape[:-2], self.own.shape[:-2]), -1, -1)
         scores = self._with_own_score(scores, self.numbers(0, self.width))
         return laid.lay(scores, allowed, shifts), value
 
-    def _paired(self, index: Tensor) -> Tensor:
+    def _paired(self, index: Tensor, *, some_empty: bool = False) -> Tensor:
         """Score each query with its own keys ``index`` (..., N, K)."""
         entries = [laid.pairs(mask, self.rows, index) for mask in self.mask]
-        if self.mask or self.candidates is not None or self.own is not None:
+        if some_empty or self.mask or self.candidates is not None or self.own is not None:
             entries.append(index >= 0)
         allowed, shifts = laid.combine(entries)
         query, taken = wide(self.query), wide(take(self.key, index))  # (..., N, E), (..., N, K, E)

@@ -53,7 +53,7 @@ def _backend(budget: int | None, about: str) -> Backend:
     )
 
 
-def _at_most(budget: int | None, tensor: Tensor) -> int:
+def at_most(budget: int | None, tensor: Tensor) -> int:
     """How many scores to hold: few where cores want them near, more where a device wants to be kept busy."""
     if budget is not None:
         return budget
@@ -62,7 +62,7 @@ def _at_most(budget: int | None, tensor: Tensor) -> int:
 
 def select(search: Search, *, budget: int | None) -> Neighbors:
     """Find the neighbours block by block."""
-    budget = _at_most(budget, search.query)
+    budget = at_most(budget, search.query)
     search, width = _lifted(search), _width(search, budget)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
@@ -73,13 +73,13 @@ def select(search: Search, *, budget: int | None) -> Neighbors:
 
 
 def rescore(search: Search, index: Tensor, *, budget: int | None = None) -> Neighbors:
-    """Score keys that were chosen already, block by block."""
-    budget = _at_most(budget, search.query)
+    """Score keys that were chosen already, block by block; -1 is a slot nobody won."""
+    budget = at_most(budget, search.query)
     search = _lifted(search)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
         block = _rebuild(search, by_row[:-1], shared)
-        return _again(partial(block.neighbors, by_row[-1]), block)
+        return _again(partial(block.neighbors, by_row[-1], some_empty=True), block)
 
     by_row, shared = _tensors(search)
     row = max(1, search.k * search.query.shape[-1])
@@ -88,7 +88,7 @@ def rescore(search: Search, index: Tensor, *, budget: int | None = None) -> Neig
 
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, budget: int | None) -> Tensor:
     """Combine block by block, in each slot by slot."""
-    budget = _at_most(budget, value)
+    budget = at_most(budget, value)
     kernel = None if kernel is None else wide(kernel)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
@@ -101,7 +101,7 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
 
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int | None) -> Tensor:
     """Run both halves in each block, so that not even (..., N, K) is held as a whole."""
-    budget = _at_most(budget, value)
+    budget = at_most(budget, value)
     attends = reference.attends(search, kernel, weigh)
     search, width = _lifted(search), _width(search, budget)
     by_row, shared = _tensors(search)
