@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from convnn.neighbors import wide
@@ -69,19 +70,50 @@ def known(similarity: Similarity) -> bool:
     return any(similarity is each for each in _PLAIN) or type(similarity) in (Bilinear, Mahalanobis)
 
 
-def form(similarity: Similarity, query: Tensor, key: Tensor) -> Form:
-    """The form of a similarity that is ``known``."""
+def form(similarity: Similarity, query: Tensor, key: Tensor, *, hides: bool = False) -> Form:
+    """The form of a similarity that is ``known``.
+
+    Args:
+        hides: whether there may be queries and keys nobody pairs, as behind a mask: their NaN is then no part of any
+            gradient.
+    """
     if similarity in (dot, scaled_dot):
         return Form(query, key, scale=query.shape[-1] ** -0.5 if similarity is scaled_dot else 1.0)
     if similarity in (euclidean, sqeuclidean):
-        return Form(query, key, "square" if similarity is sqeuclidean else "distance")
+        return Form(query, key, kind(similarity))
     query, key = wide(query), wide(key)
+    if not hides:
+        return Form(*_mapped(similarity, query, key), kind(similarity))
+    # Through a length or a projection a gradient of 0 would come back as 0 times NaN: what is lost goes around them.
+    maps_keys = not isinstance(similarity, Bilinear)
+    query, lost_query = _parted(query, similarity)
+    key, lost_key = _parted(key, similarity) if maps_keys else (key, None)
+    query, key = _mapped(similarity, query, key)
+    return Form(query + lost_query, key if lost_key is None else key + lost_key, kind(similarity))
+
+
+def kind(similarity: Similarity) -> Kind:
+    """What a similarity that is ``known`` is, once queries and keys are mapped."""
+    if similarity in (euclidean, sqeuclidean):
+        return "square" if similarity is sqeuclidean else "distance"
+    return "distance" if isinstance(similarity, Mahalanobis) else "dot"
+
+
+def _mapped(similarity: Similarity, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(similarity, Bilinear):
-        return Form(query @ similarity.weight.to(query.dtype), key)
+        return query @ similarity.weight.to(query.dtype), key
     if isinstance(similarity, Mahalanobis):
         factor = similarity.factor.to(query.dtype)
-        return Form(query @ factor, key @ factor, "distance")
-    return Form(*directions(similarity, query, key))
+        return query @ factor, key @ factor
+    return directions(similarity, query, key)
+
+
+def _parted(vectors: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor]:
+    """The vectors with 0 for those that map to NaN, and these, as NaN, with 0 for the others."""
+    # A direction is NaN where an entry is infinite, too.
+    whole = vectors.isfinite() if similarity in (cosine, pearson) else ~vectors.isnan()
+    whole = whole.all(-1, keepdim=True)
+    return torch.where(whole, vectors, 0.0), torch.where(whole, 0.0, vectors + torch.nan)
 
 
 def directions(similarity: Similarity, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
