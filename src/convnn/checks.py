@@ -105,6 +105,16 @@ def places(name: str, index: Tensor, shape: str, n_keys: int, *, every: bool = F
         raise ValueError(f"{name} must not be negative, got {int(index.min())}")
 
 
+def stop_beyond(name: str, index: Tensor, n_keys: int) -> None:
+    """Have a CUDA device stop at a number that is not below M, before a kernel of ours reads out of bounds.
+
+    Looking would wait for the device. So the device looks, and stops as it does in torch's own indexing.
+    """
+    if index.device.type == "cuda":
+        below = index < n_keys
+        torch._assert_async(below.all() if below.ndim else below, f"{name} must be below the number of keys")
+
+
 def is_concrete(tensor: Tensor) -> bool:
     """Whether the numbers of a tensor can be looked at without waiting for them or breaking a trace."""
     if tensor.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
@@ -147,6 +157,7 @@ def neighbors(value: Tensor, found: Neighbors) -> None:
         raise ValueError(f"neighbors.index must be of type torch.int64, got {index.dtype}")
     same_device(value=value, scores=scores, index=index)
     leading(value=value, index=index)
+    places("neighbors.index", index, "(..., N, K)", value.shape[-2])
 
 
 def probability(dropout_p: float) -> None:
