@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import convnn
-from convnn.backends.triton import with_order
+from convnn.backends.triton import gates, with_order
 from convnn.functional import aggregate, nearest
 from convnn.functional import convnn as operator
 from tests.triton.runner import DEVICE, Case, assert_agrees, step
@@ -161,16 +161,14 @@ def test_it_compiles_without_a_break() -> None:
 
 
 def test_it_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from convnn.backends import triton  # noqa: PLC0415
-
     x = torch.randn(5, 4, device=DEVICE, dtype=torch.float64)
     with pytest.raises(ValueError, match="compute in float32"):
         operator(x, x, x, k=2, backend="triton")
-    monkeypatch.setattr(triton, "find_spec", lambda name: None)  # noqa: ARG005
-    triton.missing.cache_clear()
+    monkeypatch.setattr(gates, "find_spec", lambda name: None)  # noqa: ARG005
+    gates.missing.cache_clear()
     with pytest.raises(ValueError, match="not installed"):
         operator(x.float(), x.float(), x.float(), k=2, backend="triton")
-    triton.missing.cache_clear()
+    gates.missing.cache_clear()
 
 
 def test_auto_never_interprets() -> None:

@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from functools import cache, partial
-from importlib.util import find_spec
-from math import prod
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from convnn import checks, forms, laid
 from convnn.backends import chunked, reference
 from convnn.backends.record import Backend
-from convnn.backends.triton import ops, shapes
+from convnn.backends.triton import modes, ops, shapes
+from convnn.backends.triton.attention import attend
+from convnn.backends.triton.gates import declines, otherwise, waits
+from convnn.backends.triton.modes import GIVEN, UNIFORM, Known
 from convnn.forms import Form
 from convnn.neighbors import Neighbors, take, together
 from convnn.search import Search
-from convnn.weighting import LearnedTemperature, Weigh, softmax, softmax_at, softmin, uniform
+from convnn.weighting import Weigh
 
 KINDS = {"dot": 0, "distance": 1, "square": 2}
-UNIFORM, SOFTMAX, GIVEN = 0, 1, 2
-# More channels than this do not fit into a program.
-CHANNELS = 2048
-# More programs than this a grid does not hold along its second side.
-ENTRIES = 65_535
 # With more candidates than a program holds, what is found are their places.
 WHOLE = 256
+# More neighbours than this no program holds.
+MOST = 1024
+# What the kernels take for forbidden; a finite number of the caller's, however low, is not.
+FORBIDDEN, LEAST = -3.2e38, -1e38
 
 
 def select(search: Search) -> Neighbors:
     """Find the neighbours, and score them again with their gradients."""
     if not forms.known(search.similarity):
-        return chunked.BACKEND.select(search)
-    index, _ = _choose(search, forms.form(search.similarity, search.query, search.key))
+        return otherwise().select(search)
+    index, _ = _choose(search, _form(search))
+    if torch.compiler._is_exporting_flag:
+        return search.neighbors(index.long(), some_empty=True)
     return chunked.rescore(search, index)
 
 
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool = False) -> Tensor:
     """Combine neighbours whose weights are known."""
+    checks.stop_beyond("neighbors.index", index, value.shape[-2])
+    return _aggregate(value, index, weights, kernel, atomic=atomic)
+
+
+def _aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool) -> Tensor:
     if not _by_channel(value, kernel):
-        return chunked.BACKEND.aggregate(value, index, weights, kernel)
+        return otherwise().aggregate(value, index, weights, kernel)
     lead = together(value.shape[:-2], index.shape[:-2])
     values, slots = shapes.folded(value, lead), shapes.folded(index.int(), lead).contiguous()
     given = shapes.folded(weights.float(), lead).contiguous()
@@ -58,76 +62,69 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, atomic: bool = False) -> Tensor:
     """Run the whole operator."""
     if reference.attends(search, kernel, weigh):
-        return _attend(search, value, weigh)
-    known = _weights(weigh)
+        return attend(search, value, weigh)
+    known = modes.known(weigh)
     if known is None or not _by_channel(value, kernel) or not forms.known(search.similarity):
         if known is not None and known.mode == UNIFORM and forms.known(search.similarity):
-            index = _choose(search, forms.form(search.similarity, search.query, search.key))[0].long()
+            index = _choose(search, _form(search))[0].long()
             index = _by_number(index) if search.order == "key" else index
-            return aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
+            return _aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
         found = select(search)
-        return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
-    form = forms.form(search.similarity, search.query, search.key)
+        return _aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
+    form = _form(search)
     return _combine(search, form, _choose(search, form), value, kernel, known, atomic=atomic)
 
 
-@dataclass(frozen=True)
-class Known:
-    """A weighting the kernels know: one of the modes, what scores are multiplied with before, and dropout."""
-
-    mode: int
-    beta: Tensor | float | None
-    dropout_p: float
-
-
-def _weights(weigh: Weigh) -> Known | None:
-    weighting = weigh.weighting
-    if weighting is uniform:
-        return Known(UNIFORM, None, weigh.dropout_p)
-    if weighting is softmax:
-        return Known(SOFTMAX, None, weigh.dropout_p)
-    if weighting is softmin:
-        return Known(SOFTMAX, -1.0, weigh.dropout_p)
-    if type(weighting) is softmax_at:
-        return Known(SOFTMAX, 1.0 / weighting.temperature, weigh.dropout_p)
-    if type(weighting) is LearnedTemperature:
-        return Known(SOFTMAX, 1.0 / weighting.temperature.float(), weigh.dropout_p)
-    return None
+def _form(search: Search) -> Form:
+    hides = len(search.mask) > 0 or search.candidates is not None
+    return forms.form(search.similarity, search.query, search.key, hides=hides)
 
 
 def _choose(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
     """The numbers of the chosen keys, ``(..., N, K)``, and what they were ranked by where that is a score."""
+    if search.candidates is not None:
+        # They are sorted: the last is the largest.
+        checks.stop_beyond("candidates", search.candidates[..., 0, -1], search.key.shape[-2])
+    with torch.no_grad():
+        return _searched(search, form) if search.others <= MOST else (otherwise().select(search).index, None)
+
+
+def _searched(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
     lead = shapes.lead_of(search)
     masks = shapes.fuse(search)
-    with torch.no_grad():
-        query, key, bias = form.ranked()
-        if masks.padding is not None:
-            shown = masks.padding[..., 0, :].expand(*masks.padding.shape[:-2], search.key.shape[-2])
-            bias = torch.where(shown, 0.0 if bias is None else bias, -3.2e38)
-        query, key = shapes.folded(query, lead), shapes.folded(key, lead)
-        per_key = None if bias is None else shapes.folded(bias.float()[..., None, :], lead)[..., 0, :]
-        among = None if search.candidates is None else shapes.folded(search.candidates, lead)[..., 0, :]
-        own = None if search.own is None else shapes.folded(search.own.int(), lead)[..., 0]
-        parts = []
-        shifted = False
-        for first, last, allowed, shift in shapes.blocks(search, masks.others, lead):
-            shifted = shifted or shift is not None
-            rows = query if last - first == query.shape[-2] else query[..., first:last, :]
-            mine = own if own is None or rows is query else own[..., first:last]
-            if shift is not None and form.kind == "distance":
-                # It would have to be added after the root.
-                return chunked.BACKEND.select(search).index, None
-            scaled = None if shift is None else shift * form.per_shift
-            options = (search.others, first, masks.causal, masks.window, form.by_difference)
-            mine = None if mine is None else mine.contiguous()
-            parts.append(ops.select(rows, key, per_key, among, allowed, scaled, mine, *options))
-        joined = parts[0] if len(parts) == 1 else tuple(torch.cat(part, -2) for part in zip(*parts, strict=True))
-        index, scores = (shapes.unfolded(part, lead) for part in joined)
-        if search.candidates is not None and search.width > WHOLE:
-            index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
-        if search.own is not None:
-            return search.with_own(scores, index.long()), None
-        return index, scores if form.kind == "dot" and not shifted else None
+    query, key, bias = form.ranked()
+    if masks.padding is not None:
+        shown = masks.padding[..., 0, :].expand(*masks.padding.shape[:-2], search.key.shape[-2])
+        bias = torch.where(shown, 0.0 if bias is None else bias, FORBIDDEN)
+    query, key = shapes.folded(query, lead), shapes.folded(key, lead)
+    per_key = None if bias is None else shapes.folded(bias.float()[..., None, :], lead)[..., 0, :]
+    among = None if search.candidates is None else shapes.folded(search.candidates, lead)[..., 0, :]
+    own = None if search.own is None else shapes.folded(search.own.int(), lead)[..., 0]
+    parts = []
+    shifted = False
+    for first, last, allowed, shift in shapes.blocks(search, masks.others, lead):
+        shifted = shifted or shift is not None
+        rows = query if last - first == query.shape[-2] else query[..., first:last, :]
+        mine = own if own is None or rows is query else own[..., first:last]
+        if shift is not None and form.kind == "distance":
+            # It would have to be added after the root.
+            return otherwise().select(search).index, None
+        scaled = None if shift is None else _ranked(shift, form)
+        options = (search.others, first, masks.causal, masks.window, form.by_difference)
+        mine = None if mine is None else mine.contiguous()
+        parts.append(ops.select(rows, key, per_key, among, allowed, scaled, mine, *options))
+    joined = parts[0] if len(parts) == 1 else tuple(torch.cat(part, -2) for part in zip(*parts, strict=True))
+    index, scores = (shapes.unfolded(part, lead) for part in joined)
+    if search.candidates is not None and search.width > WHOLE:
+        index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
+    if search.own is not None:
+        return search.with_own(scores, index.long()), None
+    return index, scores if form.kind == "dot" and not shifted else None
+
+
+def _ranked(shift: Tensor, form: Form) -> Tensor:
+    """What float masks add to what is ranked; where it is finite, it does not forbid."""
+    return torch.where(shift == -torch.inf, FORBIDDEN, (shift * form.per_shift).clamp(min=LEAST))
 
 
 def _combine(
@@ -196,24 +193,6 @@ def _shifts(search: Search, index: Tensor) -> Tensor | None:
     return sum((shift.float() for shift in shifts[1:]), shifts[0].float()).expand(index.shape)
 
 
-def _attend(search: Search, value: Tensor, weigh: Weigh) -> Tensor:
-    """Every key of every query: torch's own attention where it is the same thing, and chunked otherwise."""
-    plain = search.own is None and search.candidates is None and weigh.weighting is softmax
-    masks = shapes.fuse(search)
-    simple = masks.window < 0 and masks.padding is None and not masks.others
-    if not (plain and simple and forms.known(search.similarity) and value.dtype == search.query.dtype):
-        return chunked.BACKEND.run(search, value, None, weigh)
-    form = forms.form(search.similarity, search.query, search.key)
-    if form.kind != "dot" or form.query.dtype != value.dtype:
-        return chunked.BACKEND.run(search, value, None, weigh)
-    lead = together(shapes.lead_of(search), value.shape[:-2])
-    query, key, values = (shapes.folded(tensor, lead) for tensor in (form.query, form.key, value))
-    output = F.scaled_dot_product_attention(
-        query, key, values, dropout_p=weigh.dropout_p, is_causal=masks.causal, scale=form.scale
-    )
-    return shapes.unfolded(output, lead)
-
-
 def _by_channel(value: Tensor, kernel: Tensor | None) -> bool:
     """Whether each output channel comes from one channel of the values."""
     return kernel is None or (kernel.shape[1] == 1 and kernel.shape[0] == value.shape[-1])
@@ -221,49 +200,6 @@ def _by_channel(value: Tensor, kernel: Tensor | None) -> bool:
 
 def _taps(kernel: Tensor | None) -> Tensor | None:
     return None if kernel is None else kernel[:, 0].mT.contiguous()  # (K, C)
-
-
-@cache
-def missing() -> str | None:
-    """Why Triton cannot be used here, or None."""
-    if find_spec("triton") is None:
-        return "Triton is not installed"
-    try:
-        from convnn.backends.triton import backward, flops, launch  # noqa: F401, PLC0415
-    except Exception as error:  # whatever a broken installation raises
-        return f"Triton cannot be imported: {error}"
-    return None
-
-
-def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001, PLR0911
-    """Say why not: another device or type, a transform, or no Triton."""
-    tensors = [t for t in (None if search is None else search.query, value) if t is not None]
-    device = _device(search, value)
-    if device != "cuda" and not (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
-        return f"its kernels run on CUDA devices, not on {device}"
-    if any(tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors):
-        return "its kernels compute in float32"
-    if any(tensor.shape[-1] > CHANNELS for tensor in tensors):
-        return f"its kernels hold at most {CHANNELS} channels"
-    if search is not None and prod(shapes.lead_of(search)) > ENTRIES:
-        return f"its kernels take at most {ENTRIES:,} searches at once"
-    if torch.compiler._is_exporting_flag:
-        return "its kernels are not exported; the reference is"
-    if not torch.compiler.is_compiling() and checks.is_transformed():
-        return "torch.func transforms do not reach into its kernels"
-    # What is compiled has run before, or shows soon enough what is missing.
-    return None if torch.compiler.is_compiling() else missing()
-
-
-def waits(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001
-    """On the CPU Triton at best interprets its kernels, which is for tests."""
-    device = _device(search, value)
-    return None if device == "cuda" else f"its kernels run on CUDA devices, not on {device}"
-
-
-def _device(search: Search | None, value: Tensor | None) -> str:
-    tensor = value if search is None else search.query
-    return "none" if tensor is None else tensor.device.type
 
 
 def with_order(*, fixed: bool) -> Backend:

@@ -38,6 +38,14 @@ def folded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
     return tensor[(None,) * (2 - len(lead))]
 
 
+def lead_folded(mask: Tensor, lead: Sequence[int]) -> Tensor:
+    """Like ``folded``, but leave leading dimensions of 1 as they are where possible: ``(B or 1, H or 1, n, c)``."""
+    if len(lead) > 2 and prod(mask.shape[:-2]) > 1:
+        return folded(mask, lead)
+    mask = mask.reshape(1, 1, *mask.shape[-2:]) if len(lead) > 2 else mask
+    return mask[(None,) * (4 - mask.ndim)]
+
+
 def unfolded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
     """Take back what ``folded`` did to the leading dimensions."""
     return tensor.reshape(*lead, *tensor.shape[2:])
@@ -92,10 +100,11 @@ def _radius(mask: Mask) -> int | None:
     return entry.keywords["radius"] if isinstance(entry, partial) and entry.func is masks.near else None
 
 
-def blocks(
-    search: Search, others: tuple[Mask, ...], lead: Sequence[int], *, every: bool = False
-) -> Iterator[tuple[int, int, Any, Any]]:
-    """Evaluate masks block by block of rows: the first and last row, who may be chosen, and what is added."""
+def blocks(search: Search, others: tuple[Mask, ...], lead: Sequence[int]) -> Iterator[tuple[int, int, Any, Any]]:
+    """Evaluate masks block by block of rows: the first and last row, who may be chosen, and what is added.
+
+    Where sizes must stay symbolic all rows are one block.
+    """
     n, width = search.query.shape[-2], search.width
     if not others:
         yield 0, n, None, None
@@ -104,9 +113,10 @@ def blocks(
     if len(others) == 1 and isinstance(single, Tensor) and single.dtype == torch.bool and search.candidates is None:
         yield 0, n, folded(single.expand(*single.shape[:-2], n, width), lead), None
         return
-    step = n if every else max(1, min(n, ENTRIES // max(1, prod(lead) * width)))
-    for first in range(0, max(n, 1), step):
-        last = min(first + step, n)
+    whole = torch.compiler._is_exporting_flag
+    step = n if whole else max(1, min(n, ENTRIES // max(1, prod(lead) * width)))
+    for first in (0,) if whole else range(0, max(n, 1), step):
+        last = n if whole else min(first + step, n)
         rows = slice(first, last)
         cut = tuple(m[..., rows, :] if isinstance(m, Tensor) and m.shape[-2] != 1 else m for m in others)
         allowed, shifts = replace(search, rows=search.rows[rows], mask=cut).entries()
