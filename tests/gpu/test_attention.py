@@ -149,8 +149,8 @@ run = {
     "candidates": lambda: convnn(x, x, x, k=3, candidates=index[0], backend="triton"),
     "neighbours": lambda: aggregate(x, Neighbors(index.float(), index), backend="triton"),
 }
-run["WHAT"]()
 try:
+    run["WHAT"]()
     torch.cuda.synchronize()
 except RuntimeError as error:
     print("stopped" if "assert" in str(error).lower() else error)
