@@ -53,7 +53,7 @@ def _aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | N
     # Queries and keys are not looked at.
     empty = value.new_empty((*given.shape[:-1], 1))
     options = (KINDS["dot"], GIVEN, False, 1.0, 0.0, 0.0, atomic)
-    output, _ = ops.combine(
+    output = ops.combined(
         *(empty, values[..., :1], values, _taps(kernel), slots, None, given, None, None, None, None), *options
     )
     return shapes.unfolded(output, lead)
@@ -150,7 +150,7 @@ def _combine(
     slots = slots if slots.stride(-2) == slots.shape[-1] else slots.contiguous()
     own = search.own if search.own_score is not None else None
     fixed = None if own is None else shapes.folded(own.int(), lead)[..., 0].contiguous()
-    output, _ = ops.combine(
+    output = ops.combined(
         *(shapes.folded(tensor, lead) for tensor in (form.query, form.key, value)),
         *(_taps(kernel), slots, None if shifts is None else shapes.folded(shifts, lead).contiguous()),
         *(None, _beta(known, value), _seed(known, value), fixed),

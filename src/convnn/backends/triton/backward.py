@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from convnn.backends.triton.kernels.by_key import by_key, scatter
@@ -21,6 +20,7 @@ from convnn.backends.triton.sizes import (
     has,
     key_tile,
     of,
+    over,
     padded,
     query_tile,
     row_tile,
@@ -101,7 +101,7 @@ def _by_row(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, k = step.index.shape[-2:]
     rows, each, warps, registers = row_tile(step.wide, k)
     p1, p2, p3 = slot_pieces(k)
-    by_row[(triton.cdiv(n, rows * each), step.heads)](
+    by_row[(over(n, rows * each), step.heads)](
         *(step.query, step.key, step.value, of(step.kernel, step.query), step.index),
         *(of(step.optional[name], step.query) for name in ("shift", "beta", "seed", "own")),
         *(step.gradient, step.into["query"], step.into["slots"], step.into["beta"], *slots),
@@ -123,7 +123,7 @@ def _by_query(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, k = step.index.shape[-2:]
     rows, warps, each = query_tile(max(step.wide, padded(k)))
     into = step.into
-    by_query[(triton.cdiv(n, rows * each), step.heads)](
+    by_query[(over(n, rows * each), step.heads)](
         *(step.query, step.key, step.value, of(step.kernel, step.query), step.index),
         *(of(step.optional[name], step.query) for name in ("shift", "beta", "seed", "own")),
         *(step.lse, step.gradient, into["query"], into["slots"], into["beta"], *slots),
@@ -141,9 +141,9 @@ def _by_query(step: Step, slots: tuple[Tensor, ...]) -> None:
 def _by_slot(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, k = step.index.shape[-2:]
     rows, each, some, rest, warps = slot_tile(step.heads, n, k, step.sizes["CP"])
-    tiles = triton.cdiv(n, rows * each)
+    tiles = over(n, rows * each)
     parts = step.value.new_empty((step.heads * tiles, k, step.value.shape[-1]), dtype=torch.float32)
-    by_slot[(tiles, step.heads, triton.cdiv(k, some))](
+    by_slot[(tiles, step.heads, over(k, some))](
         *(step.value, step.index, step.gradient, _weights(step, slots)[0], parts),
         *(of(step.optional["seed"], step.query), n, step.query.shape[1], step.numbers[2]),
         *strides(step.value, 3),
@@ -176,16 +176,16 @@ def _add_parts(parts: Tensor, into: Tensor) -> None:
     count, size = parts.shape[0], into.numel()
     split = 32 if count > 256 else 1
     between = parts.new_empty(split, size) if split > 1 else into
-    add_parts[(triton.cdiv(size, 128), split)](parts, between, count, size, BLOCK=128, ROWS=8)
+    add_parts[(over(size, 128), split)](parts, between, count, size, BLOCK=128, ROWS=8)
     if split > 1:
-        add_parts[(triton.cdiv(size, 128), 1)](between, into, split, size, BLOCK=128, ROWS=8)
+        add_parts[(over(size, 128), 1)](between, into, split, size, BLOCK=128, ROWS=8)
 
 
 def _by_key(step: Step, slots: tuple[Tensor, ...]) -> None:
     keys = step.value.shape[-2]
     until, edges, ordered = inverse(step.index, keys)
     group, some, warps, registers = key_tile(step.wide)
-    by_key[(triton.cdiv(keys, group), step.heads)](
+    by_key[(over(keys, group), step.heads)](
         *(step.query, step.key, of(step.kernel, step.query), step.gradient, *_weights(step, slots)),
         *(until, edges, ordered, step.into["key"], step.into["value"], of(step.optional["seed"], step.query)),
         *(step.index.shape[-2], keys, step.query.shape[1], step.numbers[2]),
@@ -205,7 +205,7 @@ def _scatter(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, keys = step.index.shape[-2], step.value.shape[-2]
     rows, warps = scatter_tile(step.wide)
     sums = [torch.zeros_like(step.into[name], dtype=torch.float32) for name in ("key", "value")]
-    scatter[(triton.cdiv(n, rows), step.heads)](
+    scatter[(over(n, rows), step.heads)](
         *(step.query, step.key, of(step.kernel, step.query), step.index, step.gradient, *_weights(step, slots)),
         *(*sums, of(step.optional["seed"], step.query), n, keys, step.query.shape[1], step.numbers[2]),
         *strides(step.query, 3),
@@ -238,15 +238,15 @@ def inverse(index: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     shape = (keys, slots, *strides(index, 2), heads)
     count = torch.zeros_like(until)
     edges = torch.empty_like(ordered)
-    grid = (triton.cdiv(slots, 512), entries)
+    grid = (over(slots, 512), entries)
     # Who came first is written where the order will be.
     count_edges[grid](index, count, ordered, *shape, BLOCK=512)
     scan[(entries,)](count, until, keys, BLOCK=min(4096, padded(keys)), num_warps=8)
     fill_edges[grid](index, until, count, ordered, edges, *shape, BLOCK=512)
-    sort_edges[(triton.cdiv(keys, 64), entries)](
+    sort_edges[(over(keys, 64), entries)](
         *(until, count, edges, ordered, keys, slots), SHORT=SHORT, LONG=LONG, KEYS=64, num_warps=1
     )
     if n > LONG:
-        hubs = (triton.cdiv(keys, 16), entries)
+        hubs = (over(keys, 16), entries)
         order_hubs[hubs](index, until, count, ordered, *shape, LONG=LONG, KEYS=16, BLOCK=1024)
     return until, edges, ordered

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from convnn.backends.triton.kernels.combine import combine
@@ -23,6 +22,7 @@ from convnn.backends.triton.sizes import (
     has,
     interpreted,
     of,
+    over,
     padded,
     pieces,
     precision,
@@ -87,7 +87,7 @@ def select(
     if width <= WHOLE:
         rows, warps = whole_tile(k, plain=query.dtype == torch.float32)
         n1, n2, n3 = pieces(width)
-        select_whole[(triton.cdiv(n, rows), batch * heads)](
+        select_whole[(over(n, rows), batch * heads)](
             *given,
             *sizes,
             *steps,
@@ -103,10 +103,10 @@ def select(
     # Single precision is compared bit by bit, and so is what has too many tiles.
     plain = query.dtype == torch.float32 or width > 128 * TILES
     rows, group, depth, warps, stages = stream_tile(width, k, plain)
-    tiles = triton.cdiv(n, rows)
+    tiles = over(n, rows)
     scratch = [index] * 3
     if k <= STREAMED:
-        deep = triton.cdiv(width, group)
+        deep = over(width, group)
         # The number of a tile takes the low bits of a score.
         bits = max(1, (deep - 1).bit_length())
         flagged = query.new_empty((batch * heads * tiles, rows), dtype=torch.int32)
@@ -128,11 +128,7 @@ def select(
             CHUNK=min(whole, max(16, 2048 // padded(deep))),
             num_warps=1 if deep <= 256 else 4,
         )
-    programs = (
-        triton.cdiv(n, 16)
-        if k > STREAMED
-        else min(triton.cdiv(n, 16), 1 if interpreted() else max(1, 512 // (batch * heads)))
-    )
+    programs = over(n, 16) if k > STREAMED else min(over(n, 16), 1 if interpreted() else max(1, 512 // (batch * heads)))
     select_exact[(programs, batch * heads)](
         *given,
         *scratch,
@@ -168,7 +164,7 @@ def combine_forward(
     sizes = sizes_of(channels, value.shape[-1], index.shape[-1])
     rows, slots, rest, warps, registers = combine_tile(max(sizes["EP"], sizes["CP"]), index.shape[-1])
     names = ("shift", "given", "beta", "seed", "own")
-    combine[(triton.cdiv(n, rows), batch * heads)](
+    combine[(over(n, rows), batch * heads)](
         *(query, key, value, of(kernel, query), index),
         *(of(optional[name], query) for name in names),
         *(output, lse, n, heads, *numbers),

@@ -87,8 +87,8 @@ def slot_tile(entries: int, n: int, k: int, channels: int) -> tuple[int, int, in
     rows = 32 if interpreted() else max(1, min(8, 256 // channels))
     slots = max(1, min(8, 2048 // (rows * channels), 1 << (k.bit_length() - 1)))
     # Enough programs to fill the device, and few sums to be added up.
-    some = triton.cdiv(4096, entries * triton.cdiv(k, slots))
-    return rows, triton.cdiv(triton.cdiv(n, rows), some), slots, padded(k % slots, 1) if k % slots else 0, 1
+    some = over(4096, entries * over(k, slots))
+    return rows, over(over(n, rows), some), slots, padded(k % slots, 1) if k % slots else 0, 1
 
 
 def slot_pieces(k: int) -> tuple[int, int, int]:
@@ -111,9 +111,14 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def over(size: int, by: int) -> int:
+    """How many of a size it takes; Triton's own is slow to call."""
+    return -(-size // by)
+
+
 def padded(size: int, least: int = 16) -> int:
     """The next power of two."""
-    return max(least, triton.next_power_of_2(size))
+    return max(least, 1 << (size - 1).bit_length())
 
 
 def of(tensor: Tensor | None, stand_in: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ def score_piece(
     q, K, I, S, slots, row, ok, own, scale, own_score, beta, skn,
     E: tl.constexpr, EP: tl.constexpr, KK: tl.constexpr, KIND: tl.constexpr, HAS_S: tl.constexpr, HAS_OWN: tl.constexpr,
 ):  # fmt: skip
-    """Who fills some slots, their keys and scores, and what gradients of scores are multiplied with."""
+    """Who fills some slots, their keys and scores, what gradients of scores are multiplied with, and the largest."""
     at = row[:, None] * KK + slots[None, :]
     j = tl.load(I + at, mask=ok[:, None] & (slots < KK)[None, :], other=-1).to(tl.int32)
     k = load_slots(K, j, skn, E, EP, E == EP)
@@ -23,7 +23,8 @@ def score_piece(
         factor = tl.where(fixed, 0.0, factor)
     if HAS_S:
         s += tl.load(S + at, mask=j >= 0, other=0.0)
-    return j, k, s, factor, tl.where(j >= 0, s * beta, float("-inf"))
+    u = tl.where(j >= 0, s * beta, float("-inf"))
+    return j, k, s, factor, u, tl.max(tl.where(u == u, u, float("-inf")), axis=1)
 
 
 @triton.jit
@@ -146,20 +147,20 @@ def by_row(
         dy = load_rows(DY, row, ok, sdn, C, CP, 0, C == CP).to(tl.float32)
         q = load_rows(Q, row, ok, sqn, E, EP, 0, E == EP).to(tl.float32)
         own = tl.load(OWN + z * N + row, mask=ok, other=-1) if HAS_OWN else row
-        j1, k1, s1, f1, u1 = score_piece(
+        j1, k1, s1, f1, u1, m1 = score_piece(
             q, K, I, S, x1, row, ok, own, scale, own_score, beta, skn, E, EP, KK, KIND, HAS_S, HAS_OWN
         )
-        top = tl.max(u1, axis=1)
+        top = m1
         if P2 > 0:
-            j2, k2, s2, f2, u2 = score_piece(
+            j2, k2, s2, f2, u2, m2 = score_piece(
                 q, K, I, S, x2, row, ok, own, scale, own_score, beta, skn, E, EP, KK, KIND, HAS_S, HAS_OWN
             )
-            top = tl.maximum(top, tl.max(u2, axis=1))
+            top = tl.maximum(top, m2)
         if P3 > 0:
-            j3, k3, s3, f3, u3 = score_piece(
+            j3, k3, s3, f3, u3, m3 = score_piece(
                 q, K, I, S, x3, row, ok, own, scale, own_score, beta, skn, E, EP, KK, KIND, HAS_S, HAS_OWN
             )
-            top = tl.maximum(top, tl.max(u3, axis=1))
+            top = tl.maximum(top, m3)
         top = tl.where(top == float("-inf"), 0.0, top)[:, None]
         p1 = tl.exp(u1 - top)
         total = tl.sum(p1, axis=1)

@@ -73,7 +73,7 @@ def add_slots(
             s = tl.where(filled, s * beta, float("-inf"))
             if not SORTED:
                 # Softmax as it goes: what was summed is scaled whenever the largest score grows.
-                higher = tl.maximum(top, tl.max(s, axis=1))
+                higher = tl.maximum(top, tl.max(tl.where(s == s, s, float("-inf")), axis=1))
                 old = tl.exp(top - tl.where(higher == float("-inf"), 0.0, higher))
                 acc *= old[:, None]
                 total *= old
