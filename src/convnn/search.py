@@ -11,7 +11,7 @@ from torch import Tensor
 from convnn import laid
 from convnn.masks import Mask
 from convnn.neighbors import Neighbors, take, wide
-from convnn.similarity import Similarity
+from convnn.similarity import Similarity, cosine, pearson
 
 Order: TypeAlias = Literal["score", "key"]
 SelfScore: TypeAlias = Literal["true", "one"]
@@ -83,11 +83,16 @@ class Search:
         place = place.expand(*lead, -1, -1)
         return self.candidates.expand(*place.shape[:-1], -1).gather(-1, place)
 
+    @property
+    def own_is_allowed(self) -> bool:
+        """Whether one's own key, where there is one, is the first neighbour for sure: no mask, no score of -inf."""
+        return len(self.mask) == 0 and self.similarity in (cosine, pearson)
+
     def with_own(self, best: Tensor, index: Tensor) -> Tensor:
         """Put each query's own key, unless it is forbidden, before the best others, nearest first; keep k of them."""
         if self.own is None:
             return index
-        forbidden = self._paired(self.own) == -torch.inf  # (..., N, 1)
+        forbidden = self.own < 0 if self.own_is_allowed else self._paired(self.own) == -torch.inf  # (..., N, 1)
         index = index.masked_fill(best == -torch.inf, -1)  # among them oneself, which would come back allowed
         lead = torch.broadcast_shapes(forbidden.shape[:-1], index.shape[:-1])
         own = self.own.expand(*lead, 1).masked_fill(forbidden, -1)

@@ -201,12 +201,24 @@ class ConvNNNd(Configurable):
         amounts = [amount for end in reversed(self.ends) for amount in end]
         return F.pad(cells, amounts, mode=PADDINGS[self.padding_mode]) if any(amounts) else cells
 
+    def _tokens(self, cells: Tensor) -> Tensor:
+        """The cells of the padded map, ``(B, M, C)``, the channels of each side by side."""
+        if self.padding_mode == "zeros":
+            # Padded last, the map is turned while it is copied anyway.
+            amounts = [amount for end in reversed(self.ends) for amount in end]
+            cells = cells.movedim(1, -1)
+            cells = F.pad(cells, (0, 0, *amounts)) if any(amounts) else cells
+        else:
+            cells = self._padded(cells).movedim(1, -1)
+        return cells.flatten(1, -2).contiguous()
+
     def _searched(self, cells: Tensor, windows: Windows) -> Tensor:
         """The genuine search."""
-        tokens = self._padded(cells).flatten(2).mT  # (B, M, C)
+        tokens = self._tokens(cells)
         value, kernel = self.to_value(tokens), self.weight.flatten(2)
-        query, key = self._compared(tokens, windows)
-        options = self._options(tokens, windows)
+        queries = windows.queries(tokens.device)
+        query, key = self._compared(tokens, windows, queries)
+        options = self._options(tokens, windows, queries)
         if query.ndim < 4:
             output = functional.convnn(query, key, value, kernel, self.bias, weighting=self.weighting, **options)
         else:
@@ -222,7 +234,7 @@ class ConvNNNd(Configurable):
         output = torch.cat(parts, -1)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
-    def _compared(self, tokens: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+    def _compared(self, tokens: Tensor, windows: Windows, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys: places ``(N, D)``, or features ``(B, N, E)`` or ``(B, heads, N, E)``, or both."""
         device = tokens.device
         if not self.by_features:
@@ -233,15 +245,14 @@ class ConvNNNd(Configurable):
         if self.position is not None:
             coords = getattr(self.position, "coordinates", COORDINATES["-1..1"])(windows.padded, device=device)
             query, key = self.position(query, coords), self.position(key, coords)
-        query = query.index_select(-2, windows.queries(device))
+        query = query.index_select(-2, queries)
         if self.blend is None:
             return query, key
         return self.blend.descriptor(query, windows.centres(device)), self.blend.descriptor(key, windows.cells(device))
 
-    def _options(self, tokens: Tensor, windows: Windows) -> dict[str, Any]:
+    def _options(self, tokens: Tensor, windows: Windows, queries: Tensor) -> dict[str, Any]:
         """Everything else that decides the neighbours."""
         device, in_space = tokens.device, not self.by_features or self.blend is not None
-        queries = windows.queries(device)
         mask = [m.on(windows.padded, queries) if isinstance(m, RelativeBias) else m for m in self.mask.all()]
         if in_space and any(d > 1 for d in self.dilation):
             mask.append(windows.dilated())

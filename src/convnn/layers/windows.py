@@ -54,11 +54,19 @@ class Windows:
 
     def starts(self, device: torch.device) -> list[Tensor]:
         """The first cell of every window, along each axis."""
-        places = [torch.arange(n, device=device) * s for n, s in zip(self.outputs, self.stride, strict=True)]
+        places = self._steps([0] * len(self.size), device)
         if not self.shifted:
             return places
         axes = zip(places, self.reach, self.size, strict=True)
         return [(place - reach // 2).clamp(0, n - 1 - reach) for place, reach, n in axes]
+
+    def _steps(self, first: list[int], device: torch.device) -> list[Tensor]:
+        """Along each axis, as many places as there are outputs, a stride apart, from ``first`` on."""
+        axes = zip(first, self.outputs, self.stride, strict=True)
+        return [
+            torch.arange(at, at + n, device=device) if s == 1 else torch.arange(n, device=device) * s + at
+            for at, n, s in axes
+        ]
 
     def centres(self, device: torch.device) -> Tensor:
         """The middle of every window, ``(N, D)``; halves where a window has an even side."""
@@ -72,10 +80,7 @@ class Windows:
 
     def queries(self, device: torch.device) -> Tensor:
         """The number of the cell that asks for each output, ``(N,)``: the middle of its window, or the one before."""
-        if self.shifted:
-            places = [torch.arange(n, device=device) * s for n, s in zip(self.outputs, self.stride, strict=True)]
-        else:
-            places = [start + reach // 2 for start, reach in zip(self.starts(device), self.reach, strict=True)]
+        places = self._steps([0 if self.shifted else reach // 2 for reach in self.reach], device)
         number = places[0]
         for place, side in zip(places[1:], self.padded[1:], strict=True):
             number = (number[:, None] * side + place).flatten()
