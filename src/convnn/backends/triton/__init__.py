@@ -10,9 +10,9 @@ from torch import Tensor
 from convnn import checks, forms, laid
 from convnn.backends import chunked, reference
 from convnn.backends.record import Backend
-from convnn.backends.triton import modes, ops, shapes
+from convnn.backends.triton import mixed, modes, ops, shapes
 from convnn.backends.triton.attention import attend
-from convnn.backends.triton.gates import declines, otherwise, waits
+from convnn.backends.triton.gates import CHANNELS, declines, otherwise, waits
 from convnn.backends.triton.modes import GIVEN, UNIFORM, Known
 from convnn.forms import Form
 from convnn.neighbors import Neighbors, take, together
@@ -45,8 +45,9 @@ def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | No
 
 
 def _aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool) -> Tensor:
-    if not _by_channel(value, kernel):
-        return otherwise().aggregate(value, index, weights, kernel)
+    value = _widened(value, kernel)
+    if kernel is not None and not _by_channel(value, kernel):
+        return mixed.combine(value, index, weights, kernel)
     lead = together(value.shape[:-2], index.shape[:-2])
     values, slots = shapes.folded(value, lead), shapes.folded(index.int(), lead).contiguous()
     given = shapes.folded(weights.float(), lead).contiguous()
@@ -63,9 +64,11 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
     """Run the whole operator."""
     if reference.attends(search, kernel, weigh):
         return attend(search, value, weigh)
-    known = modes.known(weigh)
+    known, value = modes.known(weigh), _widened(value, kernel)
     if known is None or not _by_channel(value, kernel) or not forms.known(search.similarity):
         if known is not None and known.mode == UNIFORM and forms.known(search.similarity):
+            if kernel is not None and not _by_channel(value, kernel) and known.dropout_p == 0.0:
+                return _counted(search, value, kernel)
             index = _choose(search, _form(search))[0].long()
             index = _by_number(index) if search.order == "key" else index
             return _aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
@@ -73,6 +76,14 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
         return _aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
     form = _form(search)
     return _combine(search, form, _choose(search, form), value, kernel, known, atomic=atomic)
+
+
+def _counted(search: Search, value: Tensor, kernel: Tensor) -> Tensor:
+    """Every neighbour counts once, and the kernel mixes channels."""
+    form, *lost = mixed.ranked(search)
+    index, _ = _choose(search, form)
+    index = _by_number(index) if search.order == "key" else index
+    return mixed.combine(value, index, None, kernel, *lost)
 
 
 def _form(search: Search) -> Form:
@@ -117,6 +128,8 @@ def _searched(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
     index, scores = (shapes.unfolded(part, lead) for part in joined)
     if search.candidates is not None and search.width > WHOLE:
         index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
+    if search.own is not None and search.own_is_allowed and index.shape[-1] == search.k:
+        return _own_first(search.own.to(index.dtype), index), None
     if search.own is not None:
         return search.with_own(scores, index.long()), None
     return index, scores if form.kind == "dot" and not shifted else None
@@ -167,6 +180,12 @@ def _by_number(index: Tensor) -> Tensor:
     return index.masked_fill(index == last, -1)
 
 
+def _own_first(own: Tensor, index: Tensor) -> Tensor:
+    """Put one's own key, where there is one, before the others, of which the last gives way."""
+    own = own.expand(*index.shape[:-1], 1)
+    return torch.where(own < 0, index, torch.cat([own, index[..., :-1]], -1))
+
+
 def _unscored(search: Search, index: Tensor) -> Tensor:
     """Scores for a weighting that does not look at them: 0, or NaN where a query or a chosen key has one."""
     of_query, of_key = (side.isnan().any(-1, keepdim=True) for side in (search.query, search.key))
@@ -196,6 +215,14 @@ def _shifts(search: Search, index: Tensor) -> Tensor | None:
 def _by_channel(value: Tensor, kernel: Tensor | None) -> bool:
     """Whether each output channel comes from one channel of the values."""
     return kernel is None or (kernel.shape[1] == 1 and kernel.shape[0] == value.shape[-1])
+
+
+def _widened(value: Tensor, kernel: Tensor | None) -> Tensor:
+    """Repeat channels of which a depthwise kernel makes several outputs: then each output has one of its own."""
+    channels = value.shape[-1]
+    if kernel is None or kernel.shape[1] != 1 or not channels < kernel.shape[0] <= CHANNELS:
+        return value
+    return value.repeat_interleave(kernel.shape[0] // channels, -1)
 
 
 def _taps(kernel: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from convnn.backends.triton import ops  # noqa: F401 - defines the operators
+from convnn.backends.triton import mix, ops  # noqa: F401 - define the operators
 
 
 @register_flop_formula(torch.ops.convnn.select)
@@ -30,3 +30,14 @@ def _flops_combine(query: Any, key: Any, value: Any, kernel: Any, index: Any, *_
 @register_flop_formula(torch.ops.convnn.combine_backward)
 def _flops_backward(query: Any, key: Any, value: Any, kernel: Any, index: Any, *_: Any, **__: Any) -> int:
     return 2 * _flops_combine(query, key, value, kernel, index)
+
+
+@register_flop_formula(torch.ops.convnn.mix)
+def _flops_mix(value: Any, index: Any, weights: Any, kernel: Any, *_: Any, **__: Any) -> int:
+    rows, (outputs, channels, k) = index[0] * index[1] * index[2], kernel
+    return 2 * rows * outputs * channels * k
+
+
+@register_flop_formula(torch.ops.convnn.mix_backward)
+def _flops_mix_backward(value: Any, index: Any, weights: Any, kernel: Any, *_: Any, **__: Any) -> int:
+    return 2 * _flops_mix(value, index, weights, kernel)

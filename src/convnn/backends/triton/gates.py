@@ -28,7 +28,7 @@ def missing() -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed"
     try:
-        from convnn.backends.triton import backward, flops, launch  # noqa: F401, PLC0415
+        from convnn.backends.triton import backward, flops, launch, mix_grads, row_steps  # noqa: F401, PLC0415
     except Exception as error:  # whatever a broken installation raises
         return f"Triton cannot be imported: {error}"
     return None
