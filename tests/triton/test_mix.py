@@ -12,7 +12,8 @@ from torch import Tensor
 
 from convnn import ConvNN2d
 from convnn.backends import reference
-from convnn.functional import convnn
+from convnn.functional import aggregate, convnn
+from convnn.neighbors import Neighbors
 from tests.triton.runner import DEVICE, ERROR
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -141,6 +142,21 @@ def test_the_slots_of_a_key_are_listed_in_order(keys: int) -> None:
         again[entry, first:] = ordered[entry, first:]
     order_short[(3, 2)](index, until, shuffled, again, keys, 300, SHORT=64, BLOCK=128)
     assert torch.equal(again, ordered)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_key_named_more_often_than_there_are_rows_sums_all_of_them(groups: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    index = (torch.rand(300, 5, generator=generator) > 0.85).long().to(DEVICE)
+    value, kernel = torch.randn(3, 4, generator=generator), torch.randn(4, 4 // groups, 5, generator=generator)
+    pull = torch.randn(300, 4, generator=generator)
+    results = []
+    for backend, dtype in (("triton", SINGLE), ("reference", torch.float64)):
+        leaf = value.to(DEVICE, dtype).requires_grad_()
+        found = Neighbors(torch.zeros(300, 5, dtype=dtype, device=DEVICE), index)
+        output = aggregate(leaf, found, kernel.to(DEVICE, dtype), weighting="uniform", backend=backend)
+        results.append(torch.autograd.grad(output, leaf, pull.to(DEVICE, dtype))[0].double())
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_nobody_asks_for_are_not_computed() -> None:

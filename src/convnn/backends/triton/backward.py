@@ -246,7 +246,7 @@ def inverse(index: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     sort_edges[(over(keys, 64), entries)](
         *(until, count, edges, ordered, keys, slots), SHORT=SHORT, LONG=LONG, KEYS=64, num_warps=1
     )
-    if n > LONG:
+    if slots > LONG:  # not n: a row of somebody's own neighbours may name a key more than once
         hubs = (over(keys, 16), entries)
         order_hubs[hubs](index, until, count, ordered, *shape, LONG=LONG, KEYS=16, BLOCK=1024)
     return until, edges, ordered
