@@ -17,7 +17,7 @@ from convnn.functional import convnn
 from convnn.neighbors import Neighbors
 from convnn_lab import cli
 from convnn_lab.bench import check as checking
-from convnn_lab.bench import correctness, layer, measure, op, peers, report
+from convnn_lab.bench import conv, correctness, layer, long, measure, networks, op, peers, report
 from convnn_lab.bench.check import check, gathered
 from convnn_lab.bench.op import Case
 
@@ -114,8 +114,8 @@ def test_the_check_finds_a_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None
         check(CASE, op.problem(CASE, "cpu", BRAIN)[0], CASE.k)
 
 
-def without_the_nearest(query: Tensor, key: Tensor, *, k: int, candidates: Tensor | None) -> Neighbors:
-    found = functional.nearest(query, key, k=k + 1, candidates=candidates)
+def without_the_nearest(query: Tensor, key: Tensor, *, k: int, **options: Any) -> Neighbors:
+    found = functional.nearest(query, key, k=k + 1, **options)
     return Neighbors(found.scores[..., 1:], found.index[..., 1:])
 
 
@@ -224,10 +224,14 @@ def test_measuring_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
         lambda: measure.cost(torch.sin, [torch.ones(2)]),
         lambda: next(op.op()),
         lambda: next(layer.attention()),
+        lambda: next(conv.conv()),
+        lambda: next(long.long()),
+        lambda: next(networks.networks()),
+        lambda: measure.training(torch.sin, [torch.ones(2)], []),
     ):
         with pytest.raises(ValueError, match="needs a CUDA device"):
             run()
-    for what in ("op", "attention"):
+    for what in ("op", "attention", "conv", "long", "vgg"):
         assert cli.main(["bench", what]) == cli.MISUSED
         assert "needs a CUDA device" in capsys.readouterr().err
 

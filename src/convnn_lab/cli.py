@@ -146,10 +146,13 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Bench:
-    """Time the operator or the attention layer against their peers, or see how far apart ways to run it are."""
+    """Time the operator, layers or networks against their peers, or see how far apart ways to run it are."""
 
-    what: Literal["op", "attention", "correctness"]
-    """the operator alone or the whole layer, on a CUDA device; or the thesis's correctness test, on any"""
+    what: Literal["op", "attention", "conv", "long", "vgg", "correctness"]
+    """the operator; the attention layer; layers on maps and what they run; many keys; training steps of networks: on a
+    CUDA device; or the thesis's correctness test, on any"""
+    models: tuple[Literal["vgg11", "resnet50"], ...] = ()
+    """the networks of vgg; all unless told"""
     csv: Path | None = None
     """also write the table to this file"""
 
@@ -159,14 +162,21 @@ class Bench:
             require_writable(self.csv, "--csv")
         import torch
 
-        from convnn_lab.bench import correctness, layer, measure, op, report
+        from convnn_lab.bench import conv, correctness, layer, long, measure, networks, op, report
 
+        if self.models and self.what != "vgg":
+            raise ValueError(f"--models is for convnn bench vgg, got it with {self.what}")
         if self.what == "correctness":
             device = "cuda" if torch.cuda.is_available() else "cpu"
             correctness.show(correctness.differences(device=device), self.csv)
             return HOLDS
         measure.require_device()
-        report.show(op.op() if self.what == "op" else layer.attention(), self.csv)
+        if self.what == "vgg":
+            chosen = [networks.CASES[name] for name in self.models or networks.CASES]
+            report.show(networks.networks(chosen), self.csv, measure.Training)
+            return HOLDS
+        tables: dict[str, Any] = {"op": op.op, "attention": layer.attention, "conv": conv.conv, "long": long.long}
+        report.show(tables[self.what](), self.csv)
         return HOLDS
 
 

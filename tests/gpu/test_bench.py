@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 
 from convnn_lab.bench import correctness, layer, op, peers, plain
 from convnn_lab.bench.check import check
+from convnn_lab.bench.measure import Cost
 from convnn_lab.bench.op import Case
 from convnn_lab.bench.report import Row
 
@@ -23,6 +24,7 @@ def assert_measured(rows: list[Row]) -> None:
     measured = {row.contender: row.cost for row in rows if row.cost is not None}
     assert set(measured) >= ANYWHERE, {row.contender: row.skipped for row in rows}
     for cost in measured.values():
+        assert isinstance(cost, Cost)
         assert 0 < cost.forward < cost.both
         assert cost.memory_forward > 0
         assert 0 < cost.memory_backward <= 1.01 * cost.memory_both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 Function: TypeAlias = Callable[..., Tensor]
+# Microseconds after which a median has rounds enough.
+ENOUGH = 2e5
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,24 @@ class Cost:
     memory_forward: float
     memory_backward: float
     memory_both: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """Microseconds by graph replay and launched one by one, and mebibytes above a model, its state and its images.
+
+    Forward is the loss without gradients; a step is the loss and its gradients; an update is that and the optimizer's.
+    """
+
+    forward: float
+    step: float
+    update: float
+    eager_forward: float
+    eager_step: float
+    eager_update: float
+    memory_forward: float
+    memory_step: float
+    memory_update: float
 
 
 def require_device() -> None:
@@ -68,6 +89,34 @@ def cost(function: Function, inputs: Sequence[Tensor], parameters: Sequence[Tens
     )
 
 
+def training(loss: Function, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Training:
+    """Measure a loss of inputs that want no gradients, with the gradients of all parameters and with their update."""
+    require_device()
+    optimizer = torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)
+
+    def forward() -> None:
+        with torch.no_grad():
+            loss(*inputs)
+
+    def step() -> None:
+        torch.autograd.grad(loss(*inputs), parameters)
+
+    def update() -> None:
+        loss(*inputs).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    runs = (forward, step, update)
+    return Training(*map(replayed, runs), *map(eager, runs), *map(peak, runs))
+
+
+def release() -> None:
+    """Give back what nobody holds any more, so that one contender does not depend on those before it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def replayed(run: Callable[[], object], rounds: int = 7) -> float:
     """Microseconds of one call among the replays of a CUDA graph, so that the host does not count."""
     side = torch.cuda.Stream()
@@ -83,13 +132,20 @@ def replayed(run: Callable[[], object], rounds: int = 7) -> float:
         for _ in range(calls):
             run()
     graph.replay()
-    return statistics.median(_timed(graph.replay) for _ in range(rounds)) / calls
+    return _median(graph.replay, rounds) / calls
 
 
 def eager(run: Callable[[], object], rounds: int = 11) -> float:
     """Microseconds of one call as it is launched."""
     run()
-    return statistics.median(_timed(run) for _ in range(rounds))
+    return _median(run, rounds)
+
+
+def _median(run: Callable[[], object], rounds: int) -> float:
+    """The median of so many rounds, or of three where they take long."""
+    first = _timed(run)
+    often = max(3, min(rounds, int(ENOUGH / max(first, 1.0))))
+    return statistics.median([first, *(_timed(run) for _ in range(often - 1))])
 
 
 def _timed(run: Callable[..., object], *given: Tensor) -> float:

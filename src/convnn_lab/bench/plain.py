@@ -35,3 +35,26 @@ def kvt(query: Tensor, key: Tensor, value: Tensor, k: int) -> Tensor:
     scores = query @ key.mT * query.shape[-1] ** -0.5
     least = scores.topk(k, dim=-1).values[..., -1:]
     return scores.masked_fill(scores < least, -torch.inf).softmax(-1) @ value
+
+
+def mixed(query: Tensor, cells: Tensor, kernel: Tensor, k: int, weighting: str) -> Tensor:
+    """The most similar cells by cosine, and a kernel that mixes their channels.
+
+    Shape:
+        query ``(B, N, C)``, cells ``(B, M, C)``, kernel ``(O, C, K)``.
+    """
+    taken = _alike(query, cells, k, weighting)
+    return F.conv1d(taken.flatten(1, 2).mT, kernel, stride=k).mT
+
+
+def contracted(query: Tensor, cells: Tensor, kernel: Tensor, k: int, weighting: str) -> Tensor:
+    """The same, the convolution written as a product."""
+    return torch.einsum("bnkc,ock->bno", _alike(query, cells, k, weighting), kernel)
+
+
+def _alike(query: Tensor, cells: Tensor, k: int, weighting: str) -> Tensor:
+    scores = F.normalize(query, dim=-1) @ F.normalize(cells, dim=-1).mT  # (B, N, M)
+    best, index = scores.topk(k, dim=-1)
+    flat = index.flatten(1)[..., None].expand(-1, -1, cells.shape[-1])
+    taken = cells.gather(1, flat).unflatten(1, index.shape[1:])  # (B, N, K, C)
+    return taken if weighting == "uniform" else taken * best.softmax(-1)[..., None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
@@ -14,9 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from convnn_lab.bench.measure import Cost, Function, cost
-
-COSTS = [field.name for field in fields(Cost)]
+from convnn_lab.bench.measure import Cost, Function, Training, cost, release
 
 
 @dataclass(frozen=True)
@@ -39,19 +37,22 @@ class Row:
 
     case: str
     contender: str
-    cost: Cost | None
+    cost: Cost | Training | None
     skipped: str = ""
 
 
-def timed(case: str, contender: Contender) -> Row:
-    """Measure a contender; a peer that cannot run is left out with its reason."""
+def timed(case: str, contender: Contender, measure: Callable[..., Cost | Training] | None = None) -> Row:
+    """Measure a contender, by ``cost`` unless told; a peer that cannot run is left out with its reason."""
+    measured = cost if measure is None else measure
     try:
-        return Row(case, contender.name, cost(contender.function, contender.inputs, contender.parameters))
+        return Row(case, contender.name, measured(contender.function, contender.inputs, contender.parameters))
     except Exception as error:  # whatever a compiler, a driver or torch raises
         if not contender.peer:
             raise
         lines = str(error).strip().splitlines()
         return Row(case, contender.name, None, f"{type(error).__name__}: {lines[0] if lines else ''}"[:200])
+    finally:
+        release()
 
 
 def surroundings() -> dict[str, str]:
@@ -79,31 +80,30 @@ def headline(about: dict[str, str]) -> str:
     return ", ".join(value if name == "device" else f"{name} {value}" for name, value in about.items())
 
 
-def show(rows: Iterable[Row], into: Path | None) -> None:
+def show(rows: Iterable[Row], into: Path | None, kind: type[Cost] | type[Training] = Cost) -> None:
     """Print a table as it is measured, with the ratios to the first row of a case, and write it as CSV."""
-    about, out = surroundings(), sys.stdout.write
-    out(f"{headline(about)}\nmicroseconds (graph, eager) and MiB above the inputs; ratios to sdpa of the same case,")
-    out(" forward / backward / both\n\n")
-    out(f"{'case':30}{'contender':20}" + "".join(f"{name.replace('memory', 'MiB'):>15}" for name in COSTS))
+    about, out, names = surroundings(), sys.stdout.write, [field.name for field in fields(kind)]
+    out(f"{headline(about)}\nmicroseconds (graph, eager) and MiB above the inputs; ratios to the first of a case,")
+    out(f" {' / '.join(names[:3])}\n\n")
+    out(f"{'case':30}{'contender':24}" + "".join(f"{name.replace('memory', 'MiB'):>15}" for name in names))
     out(f"{'ratios':>22}\n")
-    base: dict[str, Cost] = {}
+    base: dict[str, dict[str, float]] = {}
     with nullcontext() if into is None else into.open("w", newline="") as file:
         writer = None if file is None else csv.writer(file)
         if writer is not None:
-            writer.writerow(["case", "contender", *COSTS, "skipped", *about])
+            writer.writerow(["case", "contender", *names, "skipped", *about])
         for row in rows:
-            out(f"{row.case:30}{row.contender:20}{_cells(row, base)}\n")
+            numbers = {} if row.cost is None else asdict(row.cost)
+            out(f"{row.case:30}{row.contender:24}")
+            out(f"{_cells(numbers, base.setdefault(row.case, numbers)) if numbers else f'  skipped: {row.skipped}'}\n")
             sys.stdout.flush()
             if writer is not None and file is not None:
-                numbers = [""] * len(COSTS) if row.cost is None else asdict(row.cost).values()
-                writer.writerow([row.case, row.contender, *numbers, row.skipped, *about.values()])
+                cells = [numbers.get(name, "") for name in names]
+                writer.writerow([row.case, row.contender, *cells, row.skipped, *about.values()])
                 file.flush()
 
 
-def _cells(row: Row, base: dict[str, Cost]) -> str:
-    if row.cost is None:
-        return f"  skipped: {row.skipped}"
-    first = base.setdefault(row.case, row.cost)  # torch's own comes first
-    cells = "".join(f"{getattr(row.cost, name):15.1f}" for name in COSTS)
-    ratios = [getattr(row.cost, name) / max(getattr(first, name), 1e-3) for name in ("forward", "backward", "both")]
+def _cells(numbers: dict[str, float], first: dict[str, float]) -> str:
+    ratios = [numbers[name] / max(first[name], 1e-3) for name in list(numbers)[:3]]
+    cells = "".join(f"{number:15.1f}" for number in numbers.values())
     return f"{cells}{' / '.join(f'{ratio:.2f}' for ratio in ratios):>22}"
