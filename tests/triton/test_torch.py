@@ -152,7 +152,7 @@ def counted(run: Any) -> dict[str, int]:
 
 
 def test_operations_are_counted() -> None:
-    batch, heads, n, m, e, c, k, r = 2, 3, 10, 14, 8, 6, 5, 7
+    batch, heads, n, m, e, c, k, r = 2, 3, 10, 70, 8, 6, 5, 7
     leaves: Any = [tokens(*shape).requires_grad_() for shape in ((2, 3, n, e), (2, 3, m, e), (2, 3, m, c), (c, 1, k))]
     entries = batch * heads * n
     count = counted(lambda: operator(*leaves, k=k, backend="triton").sum().backward())
@@ -163,9 +163,9 @@ def test_operations_are_counted() -> None:
     assert count["convnn.combine_backward"] == 2 * combine
     few = torch.arange(r, device=DEVICE)
     narrow = counted(lambda: operator(*leaves[:3], k=k, candidates=few, backend="triton").sum().backward())
-    assert narrow["convnn.select"] == entries * r * 2 * e
-    assert narrow["convnn.combine"] == entries * k * (2 * e + 2 * c)
-    assert sum(narrow.values()) == entries * (r * 2 * e + 3 * k * (2 * e + 2 * c))
+    # All scores of few keys are at hand.
+    assert narrow["convnn.attend_few"] == entries * (r * 2 * e + k * 2 * c)
+    assert sum(narrow.values()) == 3 * narrow["convnn.attend_few"]
 
 
 class Recorder(TorchDispatchMode):
@@ -202,7 +202,10 @@ def test_torch_accepts_every_operator_as_it_is_called(name: str) -> None:
     with Recorder() as recorder:
         operator(*leaves, k=3, backend="triton", **options).sum().backward()
     names = {str(function) for function, _ in recorder.calls}
-    assert names == {"convnn.select.default", "convnn.combine.default", "convnn.combine_backward.default"}
+    assert names in (
+        {"convnn.select.default", "convnn.combine.default", "convnn.combine_backward.default"},
+        {"convnn.attend_few.default", "convnn.attend_few_backward.default"},
+    )
     for function, args in recorder.calls:
         given = [x.detach().clone() if isinstance(x, Tensor) else x for x in args]
         # Only a softmax writes the number it keeps for its backward; otherwise two runs differ in what nobody reads.

@@ -10,7 +10,7 @@ from torch import Tensor
 from convnn import checks, forms, laid
 from convnn.backends import chunked, reference
 from convnn.backends.record import Backend
-from convnn.backends.triton import mixed, modes, ops, shapes
+from convnn.backends.triton import few, mixed, modes, ops, shapes
 from convnn.backends.triton.attention import attend
 from convnn.backends.triton.gates import CHANNELS, declines, otherwise, waits
 from convnn.backends.triton.modes import GIVEN, UNIFORM, Known
@@ -75,6 +75,8 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
         found = select(search)
         return _aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
     form = _form(search)
+    if few.takes(search, form, value, known):
+        return few.attend(search, form, value, kernel, known)
     return _combine(search, form, _choose(search, form), value, kernel, known, atomic=atomic)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from convnn.backends.triton import mix, ops  # noqa: F401 - define the operators
+from convnn.backends.triton import few_ops, mix, ops  # noqa: F401 - define the operators
 
 
 @register_flop_formula(torch.ops.convnn.select)
@@ -41,3 +41,20 @@ def _flops_mix(value: Any, index: Any, weights: Any, kernel: Any, *_: Any, **__:
 @register_flop_formula(torch.ops.convnn.mix_backward)
 def _flops_mix_backward(value: Any, index: Any, weights: Any, kernel: Any, *_: Any, **__: Any) -> int:
     return 2 * _flops_mix(value, index, weights, kernel)
+
+
+@register_flop_formula(torch.ops.convnn.attend_few)
+def _flops_few(
+    query: Any, key: Any, value: Any, kernel: Any, bias: Any, candidates: Any, mask: Any, shift: Any, beta: Any,
+    k: int, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    per_slot = (3 if kernel is not None else 2) * value[-1]
+    return _flops_select(query, key, bias, candidates) + query[0] * query[1] * query[2] * k * per_slot
+
+
+@register_flop_formula(torch.ops.convnn.attend_few_backward)
+def _flops_few_backward(
+    query: Any, key: Any, value: Any, kernel: Any, candidates: Any, shift: Any, beta: Any, places: Any, lse: Any,
+    gradient: Any, k: int, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    return 2 * _flops_few(query, key, value, kernel, None, candidates, None, shift, beta, k)
