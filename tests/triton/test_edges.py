@@ -224,15 +224,17 @@ def test_a_nan_nobody_chose_is_not_seen_by_a_uniform_weighting() -> None:
     torch.testing.assert_close(ours, operator(query, key, value, kernel, **given, backend="reference"))
 
 
-def test_tf32_is_read_in_either_of_torchs_ways() -> None:
-    leaves, matmul = Case("", (6, 40, 12, 5), k=4, lead=()).leaves(), torch.backends.cuda.matmul
+@pytest.mark.parametrize(("keys", "channels"), [(40, 12), (100, 70), (300, 70), (300, 3)])
+def test_tf32_is_read_in_either_of_torchs_ways(keys: int, channels: int) -> None:
+    leaves, matmul = Case("", (6, keys, channels, 5), k=4, lead=()).leaves(), torch.backends.cuda.matmul
+    options = {"similarity": "euclidean"} if channels == 3 else {}
     before = matmul.fp32_precision
     try:
         matmul.fp32_precision = "tf32"
-        ours = step(leaves, 4, {}, "triton")
+        ours = step(leaves, 4, options, "triton")
     finally:
         matmul.fp32_precision = before
-    agree(ours, step([x.double() for x in leaves], 4, {}, "reference"), 1e-2)
+    agree(ours, step([x.double() for x in leaves], 4, options, "reference"), 1e-2)
 
 
 def test_no_queries_beside_a_rule() -> None:

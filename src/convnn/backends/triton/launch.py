@@ -56,6 +56,8 @@ def select(
     if query.numel() == 0 or index.numel() == 0:
         return
     whole = padded(channels)
+    # What matrix units may round is compared without its last digits, as half types are.
+    exact = query.dtype == torch.float32 and (difference or precision(query) == "ieee")
     given: list[Any] = [query, key, *(of(t, query) for t in (bias, candidates, mask, shift, own)), index, scores]
     steps = (
         *strides(query, 3),
@@ -71,7 +73,7 @@ def select(
     choices: dict[str, Any] = {
         "E": channels,
         "EP": whole,
-        "BE": min(whole, SINGLE_PIECE if query.dtype == torch.float32 else PIECE),
+        "BE": min(whole, SINGLE_PIECE if exact else PIECE * 2 // query.itemsize),
         "KK": k,
         "HAS_B": bias is not None,
         "HAS_CAND": candidates is not None,
@@ -85,7 +87,7 @@ def select(
         "PRECISION": precision(query),
     }
     if width <= WHOLE:
-        rows, warps = whole_tile(k, plain=query.dtype == torch.float32)
+        rows, warps = whole_tile(k, plain=exact)
         n1, n2, n3 = pieces(width)
         select_whole[(over(n, rows), batch * heads)](
             *given,
@@ -96,12 +98,12 @@ def select(
             N1=n1,
             N2=n2,
             N3=n3,
-            PLAIN=query.dtype == torch.float32,
+            PLAIN=exact,
             num_warps=warps,
         )
         return
     # Single precision is compared bit by bit, and so is what has too many tiles.
-    plain = query.dtype == torch.float32 or width > 128 * TILES
+    plain = exact or width > 128 * TILES
     rows, group, depth, warps, stages = stream_tile(width, k, plain)
     tiles = over(n, rows)
     scratch = [index] * 3
