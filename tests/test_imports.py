@@ -42,7 +42,7 @@ LEVELS = [
     {"backends.reference"},
     {"backends.chunked"},
     {"backends.triton.kernels"},
-    {f"backends.triton.kernels.{name}" for name in ("inverse", "slots", "tiles", "trial")},
+    {f"backends.triton.kernels.{name}" for name in ("inverse", "invert", "slots", "tiles", "trial")},
     {
         *(f"backends.triton.kernels.{name}" for name in ("combine", "exact", "mix", "repair", "rows")),
         *(f"backends.triton.kernels.{name}" for name in ("stream", "whole")),

@@ -141,7 +141,7 @@ def test_torch_accepts_the_operators() -> None:
     torch.library.opcheck(ops.select, searched)
     index, scores = ops.select(*searched)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value, taps)]
-    numbers = (0, 1, True, 0.3, 0.0, 0.0, False)
+    numbers = (0, 1, True, 0.3, 0.0, 0.0, False, True)
     torch.library.opcheck(ops.combine, (*leaves, index, *(None,) * 5, None, *numbers))
     torch.library.opcheck(ops.combine, (*leaves, index, *(None,) * 5, scores, *numbers))
 

@@ -53,7 +53,7 @@ def _aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | N
     given = shapes.folded(weights.float(), lead).contiguous()
     # Queries and keys are not looked at.
     empty = value.new_empty((*given.shape[:-1], 1))
-    options = (KINDS["dot"], GIVEN, False, 1.0, 0.0, 0.0, atomic)
+    options = (KINDS["dot"], GIVEN, False, 1.0, 0.0, 0.0, atomic, False)
     output = ops.combined(
         *(empty, values[..., :1], values, _taps(kernel), slots, None, given, None, None, None, None), *options
     )
@@ -170,7 +170,7 @@ def _combine(
         *(_taps(kernel), slots, None if shifts is None else shapes.folded(shifts, lead).contiguous()),
         *(None, _beta(known, value), _seed(known, value), fixed),
         *(None if scores is None else shapes.folded(scores, lead).contiguous(), KINDS[form.kind], known.mode, ranked),
-        *(form.scale, search.own_score or 0.0, known.dropout_p, atomic),
+        *(form.scale, search.own_score or 0.0, known.dropout_p, atomic, search.candidates is None),
     )
     return shapes.unfolded(output, lead)
 

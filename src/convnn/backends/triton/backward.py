@@ -13,10 +13,13 @@ from convnn.backends.triton.kernels.by_query import by_query
 from convnn.backends.triton.kernels.by_row import by_row
 from convnn.backends.triton.kernels.by_slot import add_parts, by_slot
 from convnn.backends.triton.kernels.inverse import count_edges, fill_edges, order_hubs, scan, sort_edges
+from convnn.backends.triton.kernels.invert import invert
 from convnn.backends.triton.sizes import (
     HELD,
+    INVERTED,
     LONG,
     SHORT,
+    WHOLE,
     has,
     key_tile,
     of,
@@ -43,6 +46,7 @@ class Step:
         into: the gradients to fill.
         numbers: the scale of scores, the score of one's own key, and the probability of dropout.
         choices: how pairs are scored, and how scores become weights.
+        distinct: whether no row chooses a key twice.
     """
 
     query: Tensor
@@ -56,6 +60,7 @@ class Step:
     into: dict[str, Tensor]
     numbers: tuple[float, float, float]
     choices: dict[str, int]
+    distinct: bool
 
     @property
     def heads(self) -> int:
@@ -183,7 +188,7 @@ def _add_parts(parts: Tensor, into: Tensor) -> None:
 
 def _by_key(step: Step, slots: tuple[Tensor, ...]) -> None:
     keys = step.value.shape[-2]
-    until, edges, ordered = inverse(step.index, keys)
+    until, edges, ordered = inverse(step.index, keys, distinct=step.distinct)
     group, some, warps, registers = key_tile(step.wide)
     by_key[(over(keys, group), step.heads)](
         *(step.query, step.key, of(step.kernel, step.query), step.gradient, *_weights(step, slots)),
@@ -195,7 +200,7 @@ def _by_key(step: Step, slots: tuple[Tensor, ...]) -> None:
         **_common(step),
         BJ=group,
         BS=some,
-        SHORT=SHORT,
+        SHORT=0 if edges is ordered else SHORT,
         num_warps=warps,
         **registers,
     )
@@ -229,13 +234,24 @@ def _common(step: Step) -> dict[str, Any]:
     return {**step.sizes, **step.choices, **here}
 
 
-def inverse(index: Tensor, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Up to where the slots of each key reach; the slots of every entry by key; and in order where there are many."""
+def inverse(index: Tensor, keys: int, *, distinct: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Up to where the slots of each key reach; the slots of every entry by key; and in order where there are many.
+
+    The last two are one where all are in order, which is possible if no row chooses a key twice.
+    """
     batch, heads, n, k = index.shape
     entries, slots = batch * heads, n * k
     until = index.new_empty((entries, keys), dtype=torch.int32)
     ordered = index.new_empty((entries, slots), dtype=torch.int32)
     shape = (keys, slots, *strides(index, 2), heads)
+    if distinct and max(n, keys) <= WHOLE and slots <= INVERTED:
+        words = padded(over(n, 32), 1)
+        chosen, before = (index.new_empty((entries, keys, words), dtype=torch.int32) for _ in range(2))
+        block = padded(slots, 128)
+        sizes = {"KK": k, "WORDS": words, "MP": padded(keys), "BLOCK": block}
+        warps = 16 if block > 4096 else max(1, block // 64)
+        invert[(entries,)](index, chosen, before, until, ordered, *shape, **sizes, num_warps=warps)
+        return until, ordered, ordered
     count = torch.zeros_like(until)
     edges = torch.empty_like(ordered)
     grid = (over(slots, 512), entries)

@@ -92,6 +92,7 @@ def combine(
     own_score: float,
     dropout: float,
     atomic: bool,
+    distinct: bool,
 ) -> tuple[Tensor, Tensor]:
     """Score the chosen pairs, weigh them, and combine their values; and the logarithm of each row's sum of weights.
 
@@ -147,6 +148,7 @@ def combine_backward(
     own_score: float,
     dropout: float,
     atomic: bool,
+    distinct: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, kernel, slots (shift or weights) and, row by row, beta."""
     from convnn.backends.triton import backward
@@ -156,7 +158,7 @@ def combine_backward(
     named = dict(zip(("query", "key", "value", "kernel", "slots", "beta"), into, strict=True))
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
     numbers, choices = (scale, own_score, dropout), {"KIND": kind, "WEIGHT": weight}
-    step = backward.Step(query, key, value, kernel, index, optional, lse, gradient, named, numbers, choices)
+    step = backward.Step(query, key, value, kernel, index, optional, lse, gradient, named, numbers, choices, distinct)
     with _on(value):
         backward.combine_backward(step, atomic=atomic)
     return into
@@ -217,7 +219,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
     if gradient is None:
-        return (None,) * 18
+        return (None,) * 19
     *inputs, lse = ctx.saved_tensors
     kind, weight, _ranked, *numbers = ctx.numbers
     into = combine_backward(*inputs, lse, gradient, kind, weight, *numbers)
@@ -232,7 +234,7 @@ def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
         slots if has_shift and weight == 1 else None,
         slots if has_weights else None,
         beta.sum().to(inputs[7].dtype).reshape(inputs[7].shape) if has_beta and weight == 1 else None,
-        *(None,) * 10,
+        *(None,) * 11,
     )
 
 

@@ -14,6 +14,8 @@ TILES = 256
 PIECE, SINGLE_PIECE = 128, 16
 # Up to so many bytes, all slots of a row are held in the backward pass.
 HELD = 4096
+# Up to so many slots of an entry are put in order by one program.
+INVERTED = 16_384
 # A key chosen more often than SHORT has its slots sorted in memory; more often than LONG, they are searched for.
 SHORT, LONG = 64, 1024
 

@@ -70,18 +70,20 @@ def by_key(
     if WANTS_K and KIND != DOT:
         k = load_rows(K + b * skb + h * skh, key, ok, skn, E, EP, 0, E == EP).to(tl.float32)
     few = count <= SHORT
-    spots = tl.arange(0, SHORT)
-    listed = (spots[None, :] < count[:, None]) & few[:, None]
-    lists = tl.load(EDGE + first[:, None] + spots[None, :], mask=listed, other=2147483647).to(tl.uint32)
-    last = tl.zeros([BJ], tl.uint32) - 1
+    if SHORT > 0:
+        spots = tl.arange(0, SHORT)
+        listed = (spots[None, :] < count[:, None]) & few[:, None]
+        lists = tl.load(EDGE + first[:, None] + spots[None, :], mask=listed, other=2147483647).to(tl.uint32)
+        last = tl.zeros([BJ], tl.uint32) - 1
     for start in range(0, tl.max(count, axis=0), BS):
         spot = start + tl.arange(0, BS)
         live = spot[None, :] < count[:, None]
         edge = tl.load(SORTED + first[:, None] + spot[None, :], mask=live & (few == 0)[:, None], other=0)
-        for turn in tl.static_range(BS):
-            last += 1 + tl.min(lists - last[:, None] - 1, axis=1)
-            here = (tl.arange(0, BS)[None, :] == turn) & few[:, None]
-            edge = tl.where(here, last.to(tl.int32)[:, None], edge)
+        if SHORT > 0:
+            for turn in tl.static_range(BS):
+                last += 1 + tl.min(lists - last[:, None] - 1, axis=1)
+                here = (tl.arange(0, BS)[None, :] == turn) & few[:, None]
+                edge = tl.where(here, last.to(tl.int32)[:, None], edge)
         row = tl.where(live, edge // KK, -1)
         if WEIGHT == UNIFORM:
             p = tl.where(live, 1.0, 0.0)
