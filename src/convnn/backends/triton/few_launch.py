@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from convnn.backends.triton.kernels.by_slot import add_parts
@@ -16,6 +15,7 @@ from convnn.backends.triton.sizes import (
     SINGLE_PIECE,
     interpreted,
     of,
+    over,
     padded,
     precision,
     sizes_of,
@@ -43,7 +43,7 @@ def forward(
     width = _width(key, optional)
     common = _common(query, value, kernel, optional, width)
     rows, warps, most = forward_tile(_held(query, value, common))
-    attend_few[(triton.cdiv(n, rows), batch * heads)](
+    attend_few[(over(n, rows), batch * heads)](
         *(query, key, value, of(kernel, query), *(of(optional[name], query) for name in optional), *into),
         *(n, width, heads, *numbers),
         *strides(query, 3),
@@ -81,9 +81,9 @@ def backward(
     width = _width(key, optional)
     common = _common(query, value, kernel, optional, width)
     rows, warps, most = backward_tile(_held(query, value, common))
-    tiles, entries = triton.cdiv(n, rows), batch * heads
-    per = triton.cdiv(tiles, min(tiles, triton.cdiv(BUSY, entries)))
-    splits = triton.cdiv(tiles, per)
+    tiles, entries = over(n, rows), batch * heads
+    per = over(tiles, min(tiles, over(BUSY, entries)))
+    splits = over(tiles, per)
     _, keys, values, taps, shifts, betas = into
     ends = [keys, values]
     if splits > 1:
@@ -111,7 +111,7 @@ def backward(
         for parts, total in zip(ends, (keys, values), strict=True):
             _add(parts, total, optional["CAND"], width)
     if kernel is not None:
-        add_parts[(triton.cdiv(taps.numel(), 32), 1)](shares, taps, entries * splits, taps.numel(), BLOCK=32, ROWS=128)
+        add_parts[(over(taps.numel(), 32), 1)](shares, taps, entries * splits, taps.numel(), BLOCK=32, ROWS=128)
 
 
 def _add(parts: Tensor, total: Tensor, candidates: Tensor | None, width: int) -> None:
@@ -121,7 +121,7 @@ def _add(parts: Tensor, total: Tensor, candidates: Tensor | None, width: int) ->
     if candidates is not None:
         total.zero_()
     block = min(16, padded(channels))
-    add_few[(triton.cdiv(channels, block), entries)](
+    add_few[(over(channels, block), entries)](
         *(parts, of(candidates, parts), total, splits, total.shape[-2], width, total.shape[1]),
         *strides(candidates, 2),
         C=channels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from convnn.backends.triton import mix_steps
@@ -11,7 +10,7 @@ from convnn.backends.triton.backward import inverse
 from convnn.backends.triton.kernels.mix_backward import mix_taps, order_short, sum_by_key
 from convnn.backends.triton.mix_sizes import sum_tile, taps_tile
 from convnn.backends.triton.mix_steps import Mix, Piece, pieces, product, take, taps_of
-from convnn.backends.triton.sizes import SHORT, interpreted, of, precision
+from convnn.backends.triton.sizes import SHORT, interpreted, of, over, precision
 
 
 def backward(mix: Mix, gradient: Tensor, into: dict[str, Tensor]) -> None:
@@ -56,10 +55,10 @@ def _piece_backward(
 def _mix_taps(mix: Mix, gradient: Tensor, tile: dict[str, int], into: Tensor) -> None:
     """The gradient of the kernel in one go: sums over some rows each, and their sum in a fixed order."""
     rows, (outputs, channels, k) = gradient.shape[:-1].numel(), mix.kernel.shape
-    count = k * triton.cdiv(mix.outputs, tile["BN"]) * triton.cdiv(channels, tile["BC"])
-    splits = max(1, min(triton.cdiv(rows, tile["BM"]), 2 if interpreted() else 528 // (count * mix.groups)))
-    per = triton.cdiv(triton.cdiv(rows, splits), tile["BM"]) * tile["BM"]
-    splits = triton.cdiv(rows, per)
+    count = k * over(mix.outputs, tile["BN"]) * over(channels, tile["BC"])
+    splits = max(1, min(over(rows, tile["BM"]), 2 if interpreted() else 528 // (count * mix.groups)))
+    per = over(over(rows, splits), tile["BM"]) * tile["BM"]
+    splits = over(rows, per)
     parts = gradient.new_empty((splits, outputs, k, channels), dtype=torch.float32)
     mix_taps[(count, splits, mix.groups)](
         *(mix.value, mix.index, of(mix.weights, mix.value), gradient, parts),
@@ -78,7 +77,7 @@ def _mix_taps(mix: Mix, gradient: Tensor, tile: dict[str, int], into: Tensor) ->
 def _sum_by_key(mix: Mix, piece: Piece, spread: Tensor, listed: tuple[Tensor, Tensor], into: Tensor) -> None:
     keys = (piece.last - piece.first) * into.shape[2]
     group, per, channels, warps = sum_tile(mix.groups * piece.width, into)
-    sum_by_key[(triton.cdiv(keys, group), triton.cdiv(mix.groups * piece.width, channels))](
+    sum_by_key[(over(keys, group), over(mix.groups * piece.width, channels))](
         *(spread, of(mix.weights, spread), *listed, into),
         *(keys, piece.first * into.shape[2], piece.first * mix.edges, into.shape[2], mix.edges, piece.channel),
         **mix.sizes,
@@ -99,7 +98,7 @@ def edges_of(index: Tensor, keys: int) -> tuple[Tensor, Tensor]:
     """
     until, edges, ordered = inverse(index, keys)
     entries, slots = edges.shape
-    order_short[(triton.cdiv(slots, 128), entries)](
+    order_short[(over(slots, 128), entries)](
         index, until, edges, ordered, keys, slots, SHORT=SHORT, BLOCK=128, num_warps=4
     )
     return until, ordered

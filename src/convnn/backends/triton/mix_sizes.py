@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
-from convnn.backends.triton.sizes import interpreted, padded, precision
+from convnn.backends.triton.sizes import interpreted, over, padded, precision
 
 # Fewer tiles than this leave too many multiprocessors idle.
 FEW = 100
@@ -18,11 +17,11 @@ def mix_tile(rows: int, outputs: int, groups: int, channels: int, value: Tensor)
     if not half and precision(value) != "tf32":
         return None
     wide, deep = min(128, padded(outputs)), min(64 if half else 32, padded(channels))
-    others = triton.cdiv(outputs, wide) * groups
-    if triton.cdiv(rows, 64) * others < FEW and not interpreted():
+    others = over(outputs, wide) * groups
+    if over(rows, 64) * others < FEW and not interpreted():
         return None
     tile = {"BN": wide, "BC": deep}
-    if triton.cdiv(rows, 128) * others < FEW:
+    if over(rows, 128) * others < FEW:
         return {"BM": 64, **tile, "num_warps": 4, "num_stages": 4}
     return {"BM": 128, **tile, "num_warps": 8 if wide > 32 else 4, "num_stages": 3}
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-import triton
 from torch import Tensor
 
 from convnn.backends.triton.kernels.mix import mix_rows
 from convnn.backends.triton.kernels.mix_backward import take_slots
 from convnn.backends.triton.mix_sizes import mix_tile, take_tile
-from convnn.backends.triton.sizes import interpreted, of, precision
+from convnn.backends.triton.sizes import interpreted, of, over, precision
 
 # So many bytes of rows, one per slot, are laid out at a time, if a single channel of a single entry needs no more.
 BUDGET = 2**28
@@ -86,7 +85,7 @@ def pieces(mix: Mix, budget: int) -> Iterator[Piece]:
     if count == 0:
         width = max(1, min(channels, budget // per_channel // 16 * 16))
     # Alike, instead of a small rest.
-    step = triton.cdiv(mix.entries, triton.cdiv(mix.entries, max(1, count)))
+    step = over(mix.entries, over(mix.entries, max(1, count)))
     for first in range(0, mix.entries, step):
         for channel in range(0, channels, width):
             yield Piece(first, min(first + step, mix.entries), channel, min(channel + width, channels))
@@ -103,7 +102,7 @@ def forward(mix: Mix, shift: Tensor | None, output: Tensor) -> None:
         if shift is not None:
             output += shift[..., None].to(output.dtype)
         return
-    grid = (triton.cdiv(rows, tile["BM"]) * triton.cdiv(mix.outputs, tile["BN"]), mix.groups)
+    grid = (over(rows, tile["BM"]) * over(mix.outputs, tile["BN"]), mix.groups)
     mix_rows[grid](
         *(mix.value, mix.index, of(mix.weights, mix.value), mix.taps, of(shift, mix.value), output),
         *(rows, mix.index.shape[2], mix.index.shape[1], *mix.value.stride()[:3]),
@@ -154,7 +153,7 @@ def take(
     taken = mix.value.new_empty(count)
     if takes or pull is not None:
         per, channels, warps = take_tile(mix.groups * piece.width)
-        take_slots[(triton.cdiv(edges, per),)](
+        take_slots[(over(edges, per),)](
             *(mix.value, mix.index, of(mix.weights, mix.value), of(spread, taken), taken, of(pull, taken)),
             *(edges, piece.first * mix.edges, mix.edges, mix.index.shape[1], *mix.value.stride()[:3], piece.channel),
             **mix.sizes,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from convnn.backends.triton.kernels.rows import add_to_rows, unit_rows
-from convnn.backends.triton.sizes import interpreted, padded
+from convnn.backends.triton.sizes import interpreted, over, padded
 
 
 def added(by_row: Tensor, by_key: Tensor, index: Tensor) -> Tensor:
@@ -15,7 +14,7 @@ def added(by_row: Tensor, by_key: Tensor, index: Tensor) -> Tensor:
     total = torch.empty_like(by_row)
     n, k = index.shape[-2:]
     if total.numel():
-        add_to_rows[(triton.cdiv(total.numel(), 256),)](
+        add_to_rows[(over(total.numel(), 256),)](
             by_row, by_key, index, total, total.numel(), n, by_key.shape[-1], KK=k, BM=256
         )
     return total
@@ -30,6 +29,6 @@ def unit(rows: Tensor, into: Tensor, lost: Tensor) -> None:
     flat = flat if flat.stride(-1) == 1 else flat.contiguous()
     channels = flat.shape[-1]
     per = 256 if interpreted() else max(1, 1024 // padded(channels))
-    unit_rows[(triton.cdiv(lost.numel(), per),)](
+    unit_rows[(over(lost.numel(), per),)](
         *(flat, into, lost, lost.numel(), flat.shape[1], *flat.stride()[:2]), E=channels, EP=padded(channels), BM=per
     )

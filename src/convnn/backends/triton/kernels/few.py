@@ -3,11 +3,10 @@
 import triton
 import triton.language as tl
 
+from convnn.backends.triton.kernels.slots import SOFTMAX
 from convnn.backends.triton.kernels.tiles import DRAINED, LIMIT, lay, load_rows, score_tile
 from convnn.backends.triton.kernels.whole import LEAST, numbers
 
-UNIFORM = tl.constexpr(0)
-SOFTMAX = tl.constexpr(1)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-from convnn.backends.triton.kernels.few import SOFTMAX, load_taps, product, searched, unpacked
+from convnn.backends.triton.kernels.few import load_taps, product, searched, unpacked
 from convnn.backends.triton.kernels.few_keys import clear, put
+from convnn.backends.triton.kernels.slots import SOFTMAX
 from convnn.backends.triton.kernels.tiles import load_rows, score_tile
 
 INFINITE = tl.constexpr(3.4e38)
