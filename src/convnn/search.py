@@ -96,10 +96,14 @@ class Search:
         index = index.masked_fill(best == -torch.inf, -1)  # among them oneself, which would come back allowed
         lead = torch.broadcast_shapes(forbidden.shape[:-1], index.shape[:-1])
         own = self.own.expand(*lead, 1).masked_fill(forbidden, -1)
-        joined = torch.cat([own, index.expand(*lead, -1)], -1)
+        return self._first(own, index.expand(*lead, -1), forbidden.expand(*lead, 1))
+
+    def _first(self, own: Tensor, others: Tensor, forbidden: Tensor) -> Tensor:
+        """Put what belongs to one's own key before what belongs to the others, unless it is forbidden; keep k."""
+        joined = torch.cat([own, others], -1)
         if joined.shape[-1] == self.k:
             return joined
-        return joined.gather(-1, torch.arange(self.k, device=index.device) + forbidden.expand(*lead, 1).long())
+        return joined.gather(-1, torch.arange(self.k, device=joined.device) + forbidden.long())
 
     def neighbors(self, index: Tensor, *, some_empty: bool = False) -> Neighbors:
         """Score the chosen keys ``index`` (..., N, K) again, with gradients, and put each row in order.
@@ -110,7 +114,22 @@ class Search:
             some_empty: whether slots may be empty, -1, though no mask forbids anything: the similarity may, by -inf.
         """
         scores = self._paired(index, some_empty=some_empty)
-        index = index.expand(scores.shape)
+        return self._ordered(scores, index.expand(scores.shape))
+
+    def found(self, best: Tensor, index: Tensor) -> Neighbors:
+        """Put the best others of a search in order by the scores it gave them: nobody weighs by these scores.
+
+        Only where a product of two vectors is the score: a distance searched for in a hurry is off by more than ties.
+        """
+        if self.own is not None:
+            own = self._paired(self.own)
+            forbidden = own == -torch.inf
+            lead = torch.broadcast_shapes(own.shape[:-1], index.shape[:-1])
+            own, forbidden, best = (each.expand(*lead, -1) for each in (own, forbidden, best))
+            best, index = self._first(own, best, forbidden), self.with_own(best, index)
+        return self._ordered(best, index)
+
+    def _ordered(self, scores: Tensor, index: Tensor) -> Neighbors:
         place = _places(scores.detach(), index, self.order)
         if self.own is not None and self.order == "score":
             others = ((index != self.own) | (scores.detach() == -torch.inf)).gather(-1, place)

@@ -155,6 +155,11 @@ class Weigh:
         """Whether a weight depends on its slot's score but not on its place."""
         return bool(getattr(self.weighting, "order_free", False))
 
+    @property
+    def ignores_scores(self) -> bool:
+        """Whether no weight depends on a score, so that no gradient does."""
+        return bool(getattr(self.weighting, "ignores_scores", False))
+
     def __call__(self, scores: Tensor, filled: Tensor) -> Tensor:
         """Weigh ``scores``: 0 in an empty slot, NaN throughout a row with a NaN, dropout last."""
         far = -(torch.finfo(scores.dtype).max ** 0.5)

@@ -19,15 +19,18 @@ from convnn import checks, forms
 from convnn.backends import reference
 from convnn.backends.blocks import Pieces, in_blocks
 from convnn.backends.combine import Combine, with_nobody
+from convnn.backends.largest import largest
+from convnn.backends.pieces import rebuild, tensors
 from convnn.backends.record import Backend
 from convnn.masks import Lookup, Mask
 from convnn.neighbors import Neighbors, together, wide
 from convnn.search import Search
-from convnn.similarity import cosine, dot, pearson
+from convnn.similarity import cosine, dot, pearson, scaled_dot
 from convnn.weighting import Weigh
 
 T = TypeVar("T")
 ON_CPU, ELSEWHERE = 2**20, 2**22  # scores, which are float32
+PRODUCTS = (dot, scaled_dot, cosine, pearson)
 
 
 def with_budget(budget: int) -> Backend:
@@ -60,15 +63,15 @@ def at_most(budget: int | None, tensor: Tensor) -> int:
     return ON_CPU if tensor.device.type == "cpu" else ELSEWHERE
 
 
-def select(search: Search, *, budget: int | None) -> Neighbors:
+def select(search: Search, *, budget: int | None, as_found: bool = False) -> Neighbors:
     """Find the neighbours block by block."""
     budget = at_most(budget, search.query)
     search, width = _lifted(search), _width(search, budget)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
-        return _neighbors(_rebuild(search, by_row, shared), width)
+        return _neighbors(rebuild(search, by_row, shared), width, as_found=as_found)
 
-    by_row, shared = _tensors(search)
+    by_row, shared = tensors(search)
     return Neighbors(*in_blocks(run, by_row, shared, row=_row(search, width), budget=budget))
 
 
@@ -78,10 +81,10 @@ def rescore(search: Search, index: Tensor, *, budget: int | None = None) -> Neig
     search = _lifted(search)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
-        block = _rebuild(search, by_row[:-1], shared)
+        block = rebuild(search, by_row[:-1], shared)
         return _again(partial(block.neighbors, by_row[-1], some_empty=True), block)
 
-    by_row, shared = _tensors(search)
+    by_row, shared = tensors(search)
     row = max(1, search.k * search.query.shape[-1])
     return Neighbors(*in_blocks(run, [*by_row, index.long()], shared, row=row, budget=budget))
 
@@ -104,16 +107,19 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
     budget = at_most(budget, value)
     attends = reference.attends(search, kernel, weigh)
     search, width = _lifted(search), _width(search, budget)
-    by_row, shared = _tensors(search)
+    by_row, shared = tensors(search)
     lead = together(*(tensor.shape[:-2] for tensor in (*by_row, *shared)))
-    if not attends and together(lead, value.shape[:-2]) != lead:
-        # One search serves several values: cut with them, it would be repeated for each.
-        found = select(search, budget=budget)
+    # Scores nobody weighs by only say who comes first, and the search has said that.
+    as_found = weigh.ignores_scores and search.similarity in PRODUCTS
+    if not attends and (as_found or together(lead, value.shape[:-2]) != lead):
+        # One search serves several values: cut with them, it would be repeated for each. And blocks that suit a search
+        # do not suit what needs no more of it than an index.
+        found = select(search, budget=budget, as_found=as_found)
         return aggregate(value, found.index, weigh(found.scores, found.filled), kernel, budget=budget)
     kernel = None if kernel is None else wide(kernel)
 
     def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
-        block = _rebuild(search, by_row, shared[1:])
+        block = rebuild(search, by_row, shared[1:])
         if attends:
             return (_again(partial(reference.attend, block, shared[0], weigh), block, random=weigh.may_be_random),)
         neighbors = _neighbors(block, width)
@@ -146,25 +152,40 @@ def _row(search: Search, width: int) -> int:
     return max(width + search.k, search.k * search.query.shape[-1])
 
 
-def _neighbors(block: Search, width: int) -> Neighbors:
+def _neighbors(block: Search, width: int, *, as_found: bool = False) -> Neighbors:
     with torch.no_grad():
-        index = _choose(block, width)
+        best, index = _choose(block, width)
+        if as_found:
+            return block.found(best, index)
+        index = block.with_own(best, index)
     return _again(partial(block.neighbors, index), block)
 
 
-def _choose(search: Search, width: int) -> Tensor:
+def _choose(search: Search, width: int) -> tuple[Tensor, Tensor]:
     """Find the K best keys of every row, ``width`` keys at a time; NaN outranks everything, as in the reference."""
     n_keys = search.width
     k, ordered = search.others, search.own is not None
-    best, place = search.scores(0, width).topk(k, sorted=ordered)
+    best, place = largest(_scores(search, 0, width), k, ordered=ordered)
     # Under torch.compile a range would tie the graph to this number of keys.
     for first in range(width, n_keys, width) if width < n_keys else ():
-        scores = search.scores(first, min(first + width, n_keys))
+        scores = _scores(search, first, min(first + width, n_keys))
         places = torch.arange(first, first + scores.shape[-1], device=scores.device).expand(scores.shape)
         scores, places = torch.cat([best, scores], -1), torch.cat([place, places], -1)
-        best, chosen = scores.topk(k, sorted=ordered)
+        best, chosen = largest(scores, k, ordered=ordered)
         place = places.gather(-1, chosen)
-    return search.with_own(best, search.numbered(place))
+    return best, search.numbered(place)
+
+
+def _scores(search: Search, first: int, last: int) -> Tensor:
+    """Score the keys from ``first`` up to ``last``; one's own is -inf, written in place and not by two more passes."""
+    whole = search.candidates is None and last - first == search.width
+    if search.own is None or not whole or search.similarity not in PRODUCTS:  # what others return may be their own
+        return search.scores(first, last)
+    scores = replace(search, own=None).scores()
+    own = search.own.expand(*together(scores.shape[:-2], search.own.shape[:-2]), -1, -1)
+    scores = scores.expand(*own.shape[:-1], -1).contiguous()
+    own, nobody = own.clamp(min=0), own < 0
+    return scores.scatter_(-1, own, torch.where(nobody, scores.gather(-1, own), -torch.inf))
 
 
 def _again(function: Callable[[], T], block: Search, *, random: bool = False) -> T:
@@ -202,38 +223,6 @@ def _lifted(search: Search) -> Search:
         query, key = _again(partial(forms.directions, similarity, query, key), search)
         similarity = dot
     return replace(search, query=query, key=key, similarity=similarity, mask=tuple(mask))
-
-
-def _tensors(search: Search) -> tuple[list[Tensor], list[Tensor]]:
-    """Say which tensors of a search are cut by row, and which are shared by the rows."""
-    by_row, shared = [search.query, search.rows], [search.key]
-    if search.own is not None:
-        by_row.append(search.own)
-    if search.candidates is not None:
-        shared.append(search.candidates)
-    for mask in search.mask:
-        if isinstance(mask, Lookup):
-            shared.append(mask.table)
-        elif isinstance(mask, Tensor):
-            (shared if mask.shape[-2] == 1 else by_row).append(mask)
-    return by_row, shared
-
-
-def _rebuild(search: Search, by_row: Pieces, shared: Pieces) -> Search:
-    """Make a search of one block's tensors, given in the order of ``_tensors``."""
-    rows_left, shared_left = iter(by_row), iter(shared)
-    query, rows, key = next(rows_left), next(rows_left).reshape(-1, 1), next(shared_left)
-    own = None if search.own is None else next(rows_left)
-    candidates = None if search.candidates is None else next(shared_left)
-    mask: list[Mask] = []
-    for whole in search.mask:
-        if isinstance(whole, Lookup):
-            mask.append(replace(whole, table=next(shared_left)))
-        elif isinstance(whole, Tensor):
-            mask.append(next(shared_left if whole.shape[-2] == 1 else rows_left))
-        else:
-            mask.append(whole)
-    return replace(search, query=query, key=key, rows=rows, mask=tuple(mask), own=own, candidates=candidates)
 
 
 BACKEND = _backend(None, f"any device; at most {ON_CPU:,} scores at a time on a CPU, {ELSEWHERE:,} elsewhere")
