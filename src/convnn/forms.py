@@ -123,4 +123,7 @@ def directions(similarity: Similarity, query: Tensor, key: Tensor) -> tuple[Tens
     return unit(query), unit(key)
 
 
-_PLAIN: tuple[Similarity, ...] = (dot, scaled_dot, cosine, pearson, euclidean, sqeuclidean)
+PRODUCTS: tuple[Similarity, ...] = (dot, scaled_dot, cosine, pearson)
+"""Those whose scores are one product of two matrices, which nobody else holds."""
+
+_PLAIN: tuple[Similarity, ...] = (*PRODUCTS, euclidean, sqeuclidean)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from convnn import arguments, checks
+from convnn import arguments, checks, cost
 from convnn.arguments import Values, autocast_off
-from convnn.backends import Backend, Choice, choose
+from convnn.backends import Backend, Choice, choose, reference
 from convnn.candidates import Candidates
 from convnn.masks import Mask
 from convnn.neighbors import Neighbors
@@ -221,12 +222,17 @@ def aggregate(
 
 
 def explain(*inputs: Any, **options: Any) -> Choice:
-    """Say which backend :func:`convnn` takes for these arguments, and why; nothing is computed.
+    """Say which backend :func:`convnn` takes for these arguments, why, and about what that costs; nothing is computed.
+
+    Tensors on the meta device will do, and count as tensors on a CPU. See :class:`~convnn.cost.Cost` for what is said
+    of the cost.
 
     Example:
-        >>> x = torch.randn(50, 16)
+        >>> x = torch.empty(50, 16, device="meta")
         >>> explain(x, x, x, k=9).name
         'chunked'
+        >>> explain(x, x, x, k=9).cost.search_products
+        40000
     """
     bound = inspect.signature(convnn).bind(*inputs, **options)
     bound.apply_defaults()
@@ -235,5 +241,9 @@ def explain(*inputs: Any, **options: Any) -> Choice:
     choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "self_score", "order")
     with torch.random.fork_rng():  # candidates may be drawn, which must not move anybody's random numbers
         search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
-    arguments.scores_matter(search, arguments.weigh(given["weighting"], given["dropout_p"]))
-    return arguments.choice(given["backend"], search, values)
+    weigh = arguments.weigh(given["weighting"], given["dropout_p"])
+    arguments.scores_matter(search, weigh)
+    found = arguments.choice(given["backend"], search, values)
+    everybody = reference.attends(search, values.kernel, weigh)
+    sizes = cost.sizes(search, values.value, values.kernel, weigh, attends=everybody)
+    return replace(found, cost=cost.estimate(sizes, found.name, found.backend.held))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from convnn.backends import chunked, reference, triton
 from convnn.backends.record import Backend
+from convnn.cost import Cost
 from convnn.names import resolve
 from convnn.search import Search
 
@@ -27,15 +28,17 @@ class Choice:
 
     Args:
         passed_over: the backends ``"auto"`` asked before, with the reason each gave.
+        cost: what the call is expected to cost, where that was asked.
     """
 
     name: str
     backend: Backend
     passed_over: dict[str, str] = field(default_factory=dict)
+    cost: Cost | None = None
 
     def __str__(self) -> str:
         others = "".join(f"; not {name}: {reason}" for name, reason in self.passed_over.items())
-        return f"{self.name} ({self.backend.about}){others}"
+        return f"{self.name} ({self.backend.about}){others}" + ("" if self.cost is None else f"\n{self.cost}")
 
 
 def choose(

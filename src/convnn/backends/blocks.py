@@ -13,6 +13,7 @@ from convnn.neighbors import together
 
 Pieces: TypeAlias = Sequence[Tensor]
 Run: TypeAlias = Callable[[Pieces, Pieces], tuple[Tensor, ...]]
+ON_CPU, ELSEWHERE = 2**20, 2**22  # numbers in a block, most often scores
 
 
 def in_blocks(run: Run, by_row: Pieces, shared: Pieces, *, row: int, budget: int) -> tuple[Tensor, ...]:

@@ -16,21 +16,20 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from convnn import checks, forms
-from convnn.backends import reference
-from convnn.backends.blocks import Pieces, in_blocks
+from convnn.backends import held, reference
+from convnn.backends.blocks import ELSEWHERE, ON_CPU, Pieces, in_blocks
 from convnn.backends.combine import Combine, with_nobody
 from convnn.backends.largest import largest
 from convnn.backends.pieces import rebuild, tensors
 from convnn.backends.record import Backend
+from convnn.forms import PRODUCTS
 from convnn.masks import Lookup, Mask
 from convnn.neighbors import Neighbors, together, wide
 from convnn.search import Search
-from convnn.similarity import cosine, dot, pearson, scaled_dot
+from convnn.similarity import cosine, dot, pearson
 from convnn.weighting import Weigh
 
 T = TypeVar("T")
-ON_CPU, ELSEWHERE = 2**20, 2**22  # scores, which are float32
-PRODUCTS = (dot, scaled_dot, cosine, pearson)
 
 
 def with_budget(budget: int) -> Backend:
@@ -51,9 +50,9 @@ def with_budget(budget: int) -> Backend:
 
 def _backend(budget: int | None, about: str) -> Backend:
     given: Any = {"budget": budget}
-    return Backend(
-        partial(select, **given), partial(aggregate, **given), declines, partial(fused, **given), about=about
-    )
+    both = partial(fused, **given)
+    size = partial(held.chunked, **given)
+    return Backend(partial(select, **given), partial(aggregate, **given), declines, both, about=about, held=size)
 
 
 def at_most(budget: int | None, tensor: Tensor) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from convnn.cost import Held
 from convnn.neighbors import Neighbors
 from convnn.search import Search
 from convnn.weighting import Weigh
@@ -24,6 +25,7 @@ class Backend:
         fused: both halves at once, keeping only what its backward needs: ``(search, value, kernel, weigh)``.
         about: what it is for, in a few words.
         waits: like ``declines``, but heeded by ``"auto"`` only: why it should be asked for by name.
+        held: the most bytes it holds beside the inputs, forward and in training, from the sizes of a problem.
     """
 
     select: Callable[[Search], Neighbors]
@@ -32,6 +34,7 @@ class Backend:
     fused: Callable[[Search, Tensor, Tensor | None, Weigh], Tensor] | None = None
     about: str = ""
     waits: Callable[[Search | None, Tensor | None, Tensor | None], str | None] | None = None
+    held: Held | None = None
 
     def run(self, search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh) -> Tensor:
         """Run the whole operator."""

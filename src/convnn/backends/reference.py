@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from convnn.backends import held
 from convnn.backends.record import Backend
 from convnn.neighbors import Neighbors, take, wide
 from convnn.search import Search
@@ -63,4 +64,6 @@ def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None)
     return None
 
 
-BACKEND = Backend(select, aggregate, declines, fused, about="the definition; holds all scores at once")
+BACKEND = Backend(
+    select, aggregate, declines, fused, about="the definition; holds all scores at once", held=held.reference
+)

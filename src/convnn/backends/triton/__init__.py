@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convnn import checks, forms, laid
-from convnn.backends import chunked, reference
+from convnn.backends import chunked, held, reference
 from convnn.backends.record import Backend
 from convnn.backends.triton import few, mixed, modes, ops, shapes
 from convnn.backends.triton.attention import attend
@@ -244,6 +244,7 @@ def with_order(*, fixed: bool) -> Backend:
         partial(fused, atomic=not fixed),
         about="fused kernels on CUDA; no score matrix",
         waits=waits,
+        held=held.triton,
     )
 
 
