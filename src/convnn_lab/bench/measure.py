@@ -159,7 +159,8 @@ def _timed(run: Callable[..., object], *given: Tensor) -> float:
 
 
 def peak(run: Callable[[], object]) -> float:
-    """Mebibytes at the highest point, above what was there before."""
+    """Mebibytes at the highest point, above what was there before; what is garbage by then would count as there."""
+    gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -170,6 +171,7 @@ def peak(run: Callable[[], object]) -> float:
 
 def _peak_of_backward(kept: Callable[[], Tensor], backward: Callable[[Tensor], None]) -> float:
     """Mebibytes at the highest point of backward, above what was there before forward."""
+    gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     output = kept()
