@@ -114,7 +114,7 @@ class Search:
             some_empty: whether slots may be empty, -1, though no mask forbids anything: the similarity may, by -inf.
         """
         scores = self._paired(index, some_empty=some_empty)
-        return self._ordered(scores, index.expand(scores.shape))
+        return self.ordered(scores, index.expand(scores.shape))
 
     def found(self, best: Tensor, index: Tensor) -> Neighbors:
         """Put the best others of a search in order by the scores it gave them: nobody weighs by these scores.
@@ -127,9 +127,10 @@ class Search:
             lead = torch.broadcast_shapes(own.shape[:-1], index.shape[:-1])
             own, forbidden, best = (each.expand(*lead, -1) for each in (own, forbidden, best))
             best, index = self._first(own, best, forbidden), self.with_own(best, index)
-        return self._ordered(best, index)
+        return self.ordered(best, index)
 
-    def _ordered(self, scores: Tensor, index: Tensor) -> Neighbors:
+    def ordered(self, scores: Tensor, index: Tensor) -> Neighbors:
+        """Put each row in order: by score and one's own key first, or by key; what scored -inf is empty."""
         place = _places(scores.detach(), index, self.order)
         if self.own is not None and self.order == "score":
             others = ((index != self.own) | (scores.detach() == -torch.inf)).gather(-1, place)
@@ -159,7 +160,7 @@ class Search:
         scores = self._scored(wide(query), wide(key))
         if self.own is not None:
             scores = scores.expand(*torch.broadcast_shapes(scores.shape[:-2], self.own.shape[:-2]), -1, -1)
-        scores = self._with_own_score(scores, self.numbers(0, self.width))
+        scores = self.with_own_score(scores, self.numbers(0, self.width))
         return laid.lay(scores, allowed, shifts), value
 
     def _paired(self, index: Tensor, *, some_empty: bool = False) -> Tensor:
@@ -174,9 +175,10 @@ class Search:
             query = torch.where(allowed.any(-1, keepdim=True), query, 0.0)
             taken = torch.where(allowed[..., None], taken, 0.0)
         scores = self._scored(query[..., :, None, :], taken)[..., 0, :]  # (..., N, K)
-        return laid.lay(self._with_own_score(scores, index), allowed, shifts)
+        return laid.lay(self.with_own_score(scores, index), allowed, shifts)
 
-    def _with_own_score(self, scores: Tensor, index: Tensor) -> Tensor:
+    def with_own_score(self, scores: Tensor, index: Tensor) -> Tensor:
+        """Give one's own key among ``index`` the score it has by agreement, if any."""
         if self.own is None or self.own_score is None:
             return scores
         return torch.where((index == self.own) & ~scores.isnan(), self.own_score, scores)

@@ -137,13 +137,13 @@ def test_torch_accepts_the_operators() -> None:
     query, key, value, taps = (
         torch.randn(shape, device=DEVICE) for shape in ((1, 2, 9, 8), (1, 2, 11, 8), (1, 2, 11, 6), (3, 6))
     )
-    searched: Any = (query, key, *(None,) * 5, 3, 0, False, -1, False)
-    torch.library.opcheck(ops.select, searched)
+    searched: Any = (query, key, *(None,) * 5, 3, 0, False, -1, False, 0)
+    torch.library.opcheck(ops.select.overload, searched)
     index, scores = ops.select(*searched)
     leaves = [tensor.requires_grad_() for tensor in (query, key, value, taps)]
     numbers = (0, 1, True, 0.3, 0.0, 0.0, False, True)
-    torch.library.opcheck(ops.combine, (*leaves, index, *(None,) * 5, None, *numbers))
-    torch.library.opcheck(ops.combine, (*leaves, index, *(None,) * 5, scores, *numbers))
+    torch.library.opcheck(ops.combine.overload, (*leaves, index, *(None,) * 5, None, *numbers))
+    torch.library.opcheck(ops.combine.overload, (*leaves, index, *(None,) * 5, scores, *numbers))
 
 
 def test_it_compiles_without_a_break() -> None:

@@ -180,8 +180,8 @@ def test_torch_accepts_the_operator() -> None:
     )
     among = torch.arange(7, device=DEVICE).expand(1, 2, 7)
     numbers = (3, 1, 0.3, 1.0, False, -1)
-    torch.library.opcheck(few_ops.attend_few, (query, key, value, taps, None, among, *(None,) * 3, *numbers))
-    torch.library.opcheck(few_ops.attend_few, (query, key, value, *(None,) * 6, *numbers))
+    torch.library.opcheck(few_ops.attend_few.overload, (query, key, value, taps, None, among, *(None,) * 3, *numbers))
+    torch.library.opcheck(few_ops.attend_few.overload, (query, key, value, *(None,) * 6, *numbers))
 
 
 def test_it_compiles_without_a_break() -> None:

@@ -234,8 +234,8 @@ def test_torch_accepts_the_operators() -> None:
             leaf.requires_grad_()
         marks = torch.zeros(1, 2, 37, device=DEVICE), torch.zeros(1, 2, 41, device=DEVICE)
         for lost in (marks, (None, None)):
-            torch.library.opcheck(mix.mix, (value, index, weights[0] if weights else None, kernel, *lost))
-    torch.library.opcheck(mix.directions, (torch.randn(2, 9, 7, device=DEVICE),))
+            torch.library.opcheck(mix.mix.overload, (value, index, weights[0] if weights else None, kernel, *lost))
+    torch.library.opcheck(mix.directions.overload, (torch.randn(2, 9, 7, device=DEVICE),))
 
 
 def test_it_compiles_without_a_break() -> None:

@@ -161,6 +161,9 @@ def test_operations_are_counted() -> None:
     combine = entries * k * (2 * e + 3 * c)
     assert count["convnn.combine"] == combine
     assert count["convnn.combine_backward"] == 2 * combine
+    weighed = counted(lambda: operator(*leaves, k=k, weighting="sparsemax", backend="triton").sum().backward())
+    assert weighed["convnn.score"] == entries * k * 2 * e
+    assert weighed["convnn.score_backward"] == 2 * weighed["convnn.score"]
     few = torch.arange(r, device=DEVICE)
     narrow = counted(lambda: operator(*leaves[:3], k=k, candidates=few, backend="triton").sum().backward())
     # All scores of few keys are at hand.
@@ -192,6 +195,7 @@ PROBED: dict[str, dict[str, Any]] = {
 }
 
 
+SCORED = {f"convnn.{each}.default" for each in ("select", "score", "score_backward", "combine", "combine_backward")}
 ALL_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
@@ -205,7 +209,9 @@ def test_torch_accepts_every_operator_as_it_is_called(name: str) -> None:
     assert names in (
         {"convnn.select.default", "convnn.combine.default", "convnn.combine_backward.default"},
         {"convnn.attend_few.default", "convnn.attend_few_backward.default"},
+        SCORED,
     )
+    assert (names == SCORED) == (name == "given weights")
     for function, args in recorder.calls:
         given = [x.detach().clone() if isinstance(x, Tensor) else x for x in args]
         # Only a softmax writes the number it keeps for its backward; otherwise two runs differ in what nobody reads.

@@ -12,30 +12,30 @@ from convnn.backends import chunked, held, reference
 from convnn.backends.record import Backend
 from convnn.backends.triton import few, mixed, modes, ops, shapes
 from convnn.backends.triton.attention import attend
+from convnn.backends.triton.choice import choose, in_order
 from convnn.backends.triton.gates import CHANNELS, declines, otherwise, waits
 from convnn.backends.triton.modes import GIVEN, UNIFORM, Known
+from convnn.backends.triton.ranks import marked, ranks
+from convnn.backends.triton.scored import scored
 from convnn.forms import Form
 from convnn.neighbors import Neighbors, take, together
 from convnn.search import Search
 from convnn.weighting import Weigh
 
 KINDS = {"dot": 0, "distance": 1, "square": 2}
-# With more candidates than a program holds, what is found are their places.
-WHOLE = 256
-# More neighbours than this no program holds.
-MOST = 1024
-# What the kernels take for forbidden; a finite number of the caller's, however low, is not.
-FORBIDDEN, LEAST = -3.2e38, -1e38
 
 
 def select(search: Search) -> Neighbors:
     """Find the neighbours, and score them again with their gradients."""
     if not forms.known(search.similarity):
         return otherwise().select(search)
-    index, _ = _choose(search, _form(search))
+    form = _form(search)
+    index, _ = choose(search, ranks(search, form))
     if torch.compiler._is_exporting_flag:
         return search.neighbors(index.long(), some_empty=True)
-    return chunked.rescore(search, index)
+    if form.kind != "dot":
+        return chunked.rescore(search, index)
+    return search.ordered(_scored(search, form, index), index.long())
 
 
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool = False) -> Tensor:
@@ -69,77 +69,46 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
         if known is not None and known.mode == UNIFORM and forms.known(search.similarity):
             if kernel is not None and not _by_channel(value, kernel) and known.dropout_p == 0.0:
                 return _counted(search, value, kernel)
-            index = _choose(search, _form(search))[0].long()
-            index = _by_number(index) if search.order == "key" else index
+            index = in_order(search, choose(search, ranks(search, _form(search)))[0].long())
             return _aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
-        found = select(search)
+        found = _as_found(search)
         return _aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
     form = _form(search)
     if few.takes(search, form, value, known):
         return few.attend(search, form, value, kernel, known)
-    return _combine(search, form, _choose(search, form), value, kernel, known, atomic=atomic)
+    return _combine(search, form, choose(search, ranks(search, form)), value, kernel, known, atomic=atomic)
+
+
+def _as_found(search: Search) -> Neighbors:
+    """The neighbours in the order they were found in, which may differ from that of their scores in the last digits."""
+    if not forms.known(search.similarity) or torch.compiler._is_exporting_flag:
+        return select(search)
+    form = _form(search)
+    if form.kind != "dot":
+        return select(search)
+    index = in_order(search, choose(search, ranks(search, form))[0])
+    return Neighbors(_scored(search, form, index), index)
+
+
+def _scored(search: Search, form: Form, index: Tensor) -> Tensor:
+    """The scores of the chosen pairs, with gradients; -inf in empty slots."""
+    scores = scored(form.query, form.key, index) * form.scale
+    scores = search.with_own_score(scores, index)
+    shifts = _shifts(search, index)
+    scores = scores if shifts is None else scores + shifts
+    return scores.masked_fill(index < 0, -torch.inf)
 
 
 def _counted(search: Search, value: Tensor, kernel: Tensor) -> Tensor:
     """Every neighbour counts once, and the kernel mixes channels."""
-    form, *lost = mixed.ranked(search)
-    index, _ = _choose(search, form)
-    index = _by_number(index) if search.order == "key" else index
-    return mixed.combine(value, index, None, kernel, *lost)
+    by, *lost = marked(search)
+    index, _ = choose(search, by)
+    return mixed.combine(value, in_order(search, index), None, kernel, *lost)
 
 
 def _form(search: Search) -> Form:
     hides = len(search.mask) > 0 or search.candidates is not None
     return forms.form(search.similarity, search.query, search.key, hides=hides)
-
-
-def _choose(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
-    """The numbers of the chosen keys, ``(..., N, K)``, and what they were ranked by where that is a score."""
-    if search.candidates is not None:
-        # They are sorted: the last is the largest.
-        checks.stop_beyond("candidates", search.candidates[..., 0, -1], search.key.shape[-2])
-    with torch.no_grad():
-        return _searched(search, form) if search.others <= MOST else (otherwise().select(search).index, None)
-
-
-def _searched(search: Search, form: Form) -> tuple[Tensor, Tensor | None]:
-    lead = shapes.lead_of(search)
-    masks = shapes.fuse(search)
-    query, key, bias = form.ranked()
-    if masks.padding is not None:
-        shown = masks.padding[..., 0, :].expand(*masks.padding.shape[:-2], search.key.shape[-2])
-        bias = torch.where(shown, 0.0 if bias is None else bias, FORBIDDEN)
-    query, key = shapes.folded(query, lead), shapes.folded(key, lead)
-    per_key = None if bias is None else shapes.folded(bias.float()[..., None, :], lead)[..., 0, :]
-    among = None if search.candidates is None else shapes.folded(search.candidates, lead)[..., 0, :]
-    own = None if search.own is None else shapes.folded(search.own.int(), lead)[..., 0]
-    parts = []
-    shifted = False
-    for first, last, allowed, shift in shapes.blocks(search, masks.others, lead):
-        shifted = shifted or shift is not None
-        rows = query if last - first == query.shape[-2] else query[..., first:last, :]
-        mine = own if own is None or rows is query else own[..., first:last]
-        if shift is not None and form.kind == "distance":
-            # It would have to be added after the root.
-            return otherwise().select(search).index, None
-        scaled = None if shift is None else _ranked(shift, form)
-        options = (search.others, first, masks.causal, masks.window, form.by_difference)
-        mine = None if mine is None else mine.contiguous()
-        parts.append(ops.select(rows, key, per_key, among, allowed, scaled, mine, *options))
-    joined = parts[0] if len(parts) == 1 else tuple(torch.cat(part, -2) for part in zip(*parts, strict=True))
-    index, scores = (shapes.unfolded(part, lead) for part in joined)
-    if search.candidates is not None and search.width > WHOLE:
-        index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
-    if search.own is not None and search.own_is_allowed and index.shape[-1] == search.k:
-        return _own_first(search.own.to(index.dtype), index), None
-    if search.own is not None:
-        return search.with_own(scores, index.long()), None
-    return index, scores if form.kind == "dot" and not shifted else None
-
-
-def _ranked(shift: Tensor, form: Form) -> Tensor:
-    """What float masks add to what is ranked; where it is finite, it does not forbid."""
-    return torch.where(shift == -torch.inf, FORBIDDEN, (shift * form.per_shift).clamp(min=LEAST))
 
 
 def _combine(
@@ -156,7 +125,7 @@ def _combine(
     lead = together(index.shape[:-2], value.shape[:-2])
     ranked = search.own is None and not (isinstance(known.beta, float) and known.beta < 0)
     if search.order == "key":
-        index, ranked, scores = _by_number(index), False, None
+        index, ranked, scores = in_order(search, index), False, None
     shifts = _shifts(search, index)
     ranked = ranked and shifts is None and scores is not None
     if not ranked and form.query.dtype != torch.float32:
@@ -173,19 +142,6 @@ def _combine(
         *(form.scale, search.own_score or 0.0, known.dropout_p, atomic, search.candidates is None),
     )
     return shapes.unfolded(output, lead)
-
-
-def _by_number(index: Tensor) -> Tensor:
-    """Put the slots of a row in the order of keys, empty ones last."""
-    last = torch.iinfo(index.dtype).max
-    index = index.masked_fill(index < 0, last).sort(dim=-1).values
-    return index.masked_fill(index == last, -1)
-
-
-def _own_first(own: Tensor, index: Tensor) -> Tensor:
-    """Put one's own key, where there is one, before the others, of which the last gives way."""
-    own = own.expand(*index.shape[:-1], 1)
-    return torch.where(own < 0, index, torch.cat([own, index[..., :-1]], -1))
 
 
 def _unscored(search: Search, index: Tensor) -> Tensor:

@@ -143,6 +143,16 @@ def _by_query(step: Step, slots: tuple[Tensor, ...]) -> None:
     )
 
 
+def pair_scores(step: Step) -> None:
+    """Fill the gradients of given weights alone."""
+    _by_query(step, (step.into["slots"],) * 2)
+
+
+def pair_keys(step: Step) -> None:
+    """Fill the gradient of values alone, from given weights."""
+    _by_key(step, (step.into["slots"],) * 2)
+
+
 def _by_slot(step: Step, slots: tuple[Tensor, ...]) -> None:
     n, k = step.index.shape[-2:]
     rows, each, some, rest, warps = slot_tile(step.heads, n, k, step.sizes["CP"])

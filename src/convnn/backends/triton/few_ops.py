@@ -10,9 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from convnn.backends.triton.modes import SOFTMAX
 from convnn.backends.triton.ops import _on as on_device_of
+from convnn.backends.triton.register import operator
 
 
-@torch.library.custom_op("convnn::attend_few", mutates_args=())
+@operator("attend_few")
 def attend_few(
     query: Tensor,
     key: Tensor,
@@ -77,7 +78,7 @@ def _(
     return _made(query, value, k)
 
 
-@torch.library.custom_op("convnn::attend_few_backward", mutates_args=())
+@operator("attend_few_backward")
 def attend_few_backward(
     query: Tensor,
     key: Tensor,
@@ -169,7 +170,7 @@ def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Any, ...]:
     )
 
 
-attend_few.register_autograd(_backward, setup_context=_keep)
+attend_few.register_autograd(_backward, _keep)
 
 
 class AttendFew(torch.autograd.Function):

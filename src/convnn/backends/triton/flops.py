@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from convnn.backends.triton import few_ops, mix, ops  # noqa: F401 - define the operators
+from convnn.backends.triton import few_ops, mix, ops, scored  # noqa: F401 - define the operators
 
 
 @register_flop_formula(torch.ops.convnn.select)
@@ -30,6 +30,16 @@ def _flops_combine(query: Any, key: Any, value: Any, kernel: Any, index: Any, *_
 @register_flop_formula(torch.ops.convnn.combine_backward)
 def _flops_backward(query: Any, key: Any, value: Any, kernel: Any, index: Any, *_: Any, **__: Any) -> int:
     return 2 * _flops_combine(query, key, value, kernel, index)
+
+
+@register_flop_formula(torch.ops.convnn.score)
+def _flops_score(query: Any, key: Any, index: Any, *_: Any, **__: Any) -> int:
+    return 2 * index[0] * index[1] * index[2] * index[3] * query[-1]
+
+
+@register_flop_formula(torch.ops.convnn.score_backward)
+def _flops_score_backward(query: Any, key: Any, index: Any, *_: Any, **__: Any) -> int:
+    return 2 * _flops_score(query, key, index)
 
 
 @register_flop_formula(torch.ops.convnn.mix)

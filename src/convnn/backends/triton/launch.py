@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convnn.backends.triton import split
+from convnn.backends.triton.compiled import Launch, run
 from convnn.backends.triton.kernels.combine import combine
 from convnn.backends.triton.kernels.exact import select_exact
 from convnn.backends.triton.kernels.repair import repair
@@ -24,6 +26,7 @@ from convnn.backends.triton.sizes import (
     of,
     over,
     padded,
+    parts_of,
     pieces,
     precision,
     sizes_of,
@@ -43,21 +46,48 @@ def select(
     own: Tensor | None,
     index: Tensor,
     scores: Tensor,
+    **told: Any,
+) -> None:
+    """Fill ``index`` with the best keys of every row, and ``scores`` with what they were ranked by.
+
+    Args:
+        told: ``row0``, ``causal``, ``window``, ``difference`` and ``scales`` as ``ops.select`` has them.
+    """
+    if query.numel() == 0 or index.numel() == 0:
+        return
+    given = {"query": query, "key": key, "bias": bias, "candidates": candidates, "mask": mask, "shift": shift}
+    given["own"] = own
+    entries, n, width, k = query.shape[0] * query.shape[1], query.shape[2], key.shape[-2], index.shape[-1]
+    parts = parts_of(entries, n, width, k, _is_exact(query, told["difference"])) if candidates is None else 1
+    if parts > 1:
+        split.select(_whole, parts, given, index, scores, **told)
+    else:
+        _whole(given, index, scores, **told)
+
+
+def _is_exact(query: Tensor, difference: bool) -> bool:
+    """What matrix units may round is compared without its last digits, as half types are."""
+    return query.dtype == torch.float32 and (difference or precision(query) == "ieee")
+
+
+def _whole(
+    tensors: dict[str, Any],
+    index: Tensor,
+    scores: Tensor,
     *,
     row0: int,
     causal: bool,
     window: int,
     difference: bool,
+    scales: int,
 ) -> None:
-    """Fill ``index`` with the best keys of every row, and ``scores`` with what they were ranked by."""
+    """All keys of a row in one program."""
+    query, key, bias, candidates, mask, shift, own = tensors.values()
     batch, heads, n, channels = query.shape
     width = key.shape[-2] if candidates is None else candidates.shape[-1]
     k = index.shape[-1]
-    if query.numel() == 0 or index.numel() == 0:
-        return
     whole = padded(channels)
-    # What matrix units may round is compared without its last digits, as half types are.
-    exact = query.dtype == torch.float32 and (difference or precision(query) == "ieee")
+    exact = _is_exact(query, difference)
     given: list[Any] = [query, key, *(of(t, query) for t in (bias, candidates, mask, shift, own)), index, scores]
     steps = (
         *strides(query, 3),
@@ -75,7 +105,7 @@ def select(
         "EP": whole,
         "BE": min(whole, SINGLE_PIECE if exact else PIECE * 2 // query.itemsize),
         "KK": k,
-        "HAS_B": bias is not None,
+        "HAS_B": 0 if bias is None else 1 + scales,
         "HAS_CAND": candidates is not None,
         "HAS_MASK": mask is not None,
         "HAS_SHIFT": shift is not None,
@@ -102,49 +132,52 @@ def select(
             num_warps=warps,
         )
         return
-    # Single precision is compared bit by bit, and so is what has too many tiles.
-    plain = exact or width > 128 * TILES
+    run(_stream(given, index, (*sizes, *steps), choices, plain=exact or width > 128 * TILES))
+
+
+def _stream(
+    given: list[Any], index: Tensor, numbers: tuple[int, ...], choices: dict[str, Any], *, plain: bool
+) -> list[Launch]:
+    """What goes through any number of keys.
+
+    Args:
+        plain: whether scores are compared bit by bit, as those of single precision are, and where there are more tiles
+            than a score has room to number.
+    """
+    (batch, heads, n, k), width = index.shape, numbers[1]
+    entries = batch * heads
     rows, group, depth, warps, stages = stream_tile(width, k, plain)
     tiles = over(n, rows)
-    scratch = [index] * 3
+    scratch, launches = [index] * 3, []
     if k <= STREAMED:
         deep = over(width, group)
         # The number of a tile takes the low bits of a score.
         bits = max(1, (deep - 1).bit_length())
-        flagged = query.new_empty((batch * heads * tiles, rows), dtype=torch.int32)
-        scratch = [flagged, *(flagged.new_empty(batch * heads * tiles) for _ in range(2))]
+        flagged = index.new_empty((entries * tiles, rows), dtype=torch.int32)
+        scratch = [flagged, *(flagged.new_empty(entries * tiles) for _ in range(2))]
         shared: dict[str, Any] = {"BM": rows, "G": group, "T": depth, "BITS": bits, "PLAIN": plain, **choices}
-        select_stream[(tiles, batch * heads)](
-            *given, *scratch, *sizes, *steps, **shared, STAGES=stages, num_warps=warps
+        launches.append(
+            Launch(
+                select_stream,
+                (tiles, entries),
+                [*given, *scratch, *numbers],
+                {**shared, "STAGES": stages, "num_warps": warps},
+            )
         )
-        repair[(min(n, 2 if interpreted() else max(8, 4096 // (batch * heads))), batch * heads)](
-            *given,
-            *scratch,
-            *sizes,
-            *steps,
-            tiles,
-            **shared,
-            KP=padded(k),
-            TP=padded(tiles),
-            DEPTH=padded(deep),
-            CHUNK=min(whole, max(16, 2048 // padded(deep))),
-            num_warps=1 if deep <= 256 else 4,
-        )
-    programs = over(n, 16) if k > STREAMED else min(over(n, 16), 1 if interpreted() else max(1, 512 // (batch * heads)))
-    select_exact[(programs, batch * heads)](
-        *given,
-        *scratch,
-        *sizes,
-        *steps,
-        tiles,
-        **choices,
-        KP=padded(k),
-        BR=16,
-        G=64,
-        TP=padded(tiles),
-        ALL=k > STREAMED,
-        num_warps=4,
-    )
+        again = {
+            "KP": padded(k),
+            "TP": padded(tiles),
+            "DEPTH": padded(deep),
+            "CHUNK": min(choices["EP"], max(16, 2048 // padded(deep))),
+            "num_warps": 1 if deep <= 256 else 4,
+        }
+        grid = (min(n, 2 if interpreted() else max(8, 4096 // entries)), entries)
+        launches.append(Launch(repair, grid, [*given, *scratch, *numbers, tiles], {**shared, **again}))
+    programs = over(n, 16) if k > STREAMED else min(over(n, 16), 1 if interpreted() else max(1, 512 // entries))
+    lists = {"KP": padded(k), "BR": 16, "G": 64, "TP": padded(tiles), "ALL": k > STREAMED, "num_warps": 4}
+    given = [*given, *scratch, *numbers, tiles]
+    launches.append(Launch(select_exact, (programs, entries), given, {**choices, **lists}))
+    return launches
 
 
 def combine_forward(

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from convnn.backends.triton.ops import _on
+from convnn.backends.triton.register import operator
 
 # Triton is imported where a kernel runs, not where it is named.
 
 
-@torch.library.custom_op("convnn::mix", mutates_args=())
+@operator("mix")
 def mix(
     value: Tensor, index: Tensor, weights: Tensor | None, kernel: Tensor, by_row: Tensor | None, by_key: Tensor | None
 ) -> Tensor:
@@ -44,7 +45,7 @@ def _(value: Tensor, index: Tensor, weights: Any, kernel: Tensor, *_: Any) -> Te
     return _mixed(value, index, kernel)
 
 
-@torch.library.custom_op("convnn::mix_backward", mutates_args=())
+@operator("mix_backward")
 def mix_backward(
     value: Tensor,
     index: Tensor,
@@ -99,10 +100,10 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return of_value, None, of_weights, None if of_kernel is None else of_kernel.to(kernel.dtype), None, None
 
 
-mix.register_autograd(_backward, setup_context=_keep)
+mix.register_autograd(_backward, _keep)
 
 
-@torch.library.custom_op("convnn::directions", mutates_args=())
+@operator("directions")
 def directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows scaled to length 1 in float32, zero vectors left; and for each 0, or NaN where it has one.
 
@@ -124,3 +125,30 @@ def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
 @directions.register_fake
 def _(rows: Tensor) -> tuple[Tensor, Tensor]:
     return _scaled(rows)
+
+
+@operator("levels")
+def levels(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows scaled by powers of two to like size, what makes directions of them, and what ``directions`` says is lost.
+
+    Half types stay what they are, which matrix units multiply many times faster.
+
+    Shape:
+        ``(..., N, E)`` to ``(..., N, E)``, ``(..., N)`` and ``(..., N)``; no gradients.
+    """
+    from convnn.backends.triton import row_steps
+
+    into = _levelled(rows)
+    with _on(rows):
+        row_steps.level(rows, *into)
+    return into
+
+
+def _levelled(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    single = [rows.new_empty(rows.shape[:-1], dtype=torch.float32) for _ in range(2)]
+    return rows.new_empty(rows.shape), single[0], single[1]
+
+
+@levels.register_fake
+def _(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _levelled(rows)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from convnn import forms
 from convnn.backends.triton import shapes
-from convnn.backends.triton.mix import directions, mix
-from convnn.forms import Form
+from convnn.backends.triton.mix import mix
 from convnn.neighbors import together
-from convnn.search import Search
-from convnn.similarity import cosine
 
 
 def combine(value: Tensor, index: Tensor, weights: Tensor | None, kernel: Tensor, *lost: Tensor) -> Tensor:
@@ -27,16 +22,3 @@ def combine(value: Tensor, index: Tensor, weights: Tensor | None, kernel: Tensor
     slots = shapes.folded(index, lead).contiguous()
     marks: Any = [shapes.folded(mark[..., None], lead)[..., 0].contiguous() for mark in lost] or [None, None]
     return shapes.unfolded(mix(shapes.folded(value, lead), slots, given, kernel, *marks), lead)
-
-
-@torch.no_grad()
-def ranked(search: Search) -> tuple[Form, Tensor, Tensor]:
-    """What keys are ranked by where nothing is learned through scores, and which queries and keys are lost to a NaN."""
-    if search.similarity is cosine:
-        (query, no_query), (key, no_key) = directions(search.query), directions(search.key)
-        return Form(query, key), no_query, no_key
-    return forms.form(search.similarity, search.query, search.key), _lost(search.query), _lost(search.key)
-
-
-def _lost(rows: Tensor) -> Tensor:
-    return torch.where(rows.isnan().any(-1), torch.nan, 0.0)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from convnn.backends.triton.register import operator
+
 # Triton is imported where a kernel runs, not where it is named.
 
 
@@ -22,7 +24,7 @@ def _on(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device_of(tensor) if tensor.is_cuda else nullcontext()
 
 
-@torch.library.custom_op("convnn::select", mutates_args=())
+@operator("select")
 def select(
     query: Tensor,
     key: Tensor,
@@ -36,8 +38,12 @@ def select(
     causal: bool,
     window: int,
     difference: bool,
+    scales: int,
 ) -> tuple[Tensor, Tensor]:
     """The numbers of the K best keys of every row, best first; -1 where there is none. And what they were ranked by.
+
+    Args:
+        scales: 0 if bias is added to scores; 1 if they are multiplied with it, 2 if a negative one also forbids.
 
     Shape:
         query ``(B, H, N, E)``, key ``(B, H, M, E)``, bias ``(B, H, M)``, candidates ``(B, H, r)``, mask and shift
@@ -53,6 +59,7 @@ def select(
             causal=causal,
             window=window,
             difference=difference,
+            scales=scales,
         )
     return index, scores
 
@@ -72,7 +79,7 @@ def _(
     return _chosen(query, key, candidates, k)
 
 
-@torch.library.custom_op("convnn::combine", mutates_args=())
+@operator("combine")
 def combine(
     query: Tensor,
     key: Tensor,
@@ -128,7 +135,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return _combined(query, value)
 
 
-@torch.library.custom_op("convnn::combine_backward", mutates_args=())
+@operator("combine_backward")
 def combine_backward(
     query: Tensor,
     key: Tensor,
@@ -238,7 +245,7 @@ def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
     )
 
 
-combine.register_autograd(_backward, setup_context=_keep)
+combine.register_autograd(_backward, _keep)
 
 
 class Combine(torch.autograd.Function):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from convnn.backends.triton.kernels.rows import add_to_rows, unit_rows
+from convnn.backends.triton.kernels.rows import add_to_rows, level_rows, unit_rows
 from convnn.backends.triton.sizes import interpreted, over, padded
 
 
@@ -22,13 +24,24 @@ def added(by_row: Tensor, by_key: Tensor, index: Tensor) -> Tensor:
 
 def unit(rows: Tensor, into: Tensor, lost: Tensor) -> None:
     """Fill ``into`` with the directions of the rows, and ``lost`` with 0, or NaN where a row has one."""
+    _each(unit_rows, rows, into, lost)
+
+
+def level(rows: Tensor, into: Tensor, factor: Tensor, lost: Tensor) -> None:
+    """Fill ``into`` with rows of like size, ``factor`` with what makes directions of them, and ``lost`` as above."""
+    _each(level_rows, rows, into, factor, lost)
+
+
+def _each(kernel: Any, rows: Tensor, into: Tensor, *said: Tensor) -> None:
+    count = said[0].numel()
     if rows.numel() == 0:
-        lost.zero_()
+        for each in said:
+            each.zero_()
         return
     flat = rows.flatten(0, -3) if rows.ndim > 2 else rows[None]
     flat = flat if flat.stride(-1) == 1 else flat.contiguous()
     channels = flat.shape[-1]
     per = 256 if interpreted() else max(1, 1024 // padded(channels))
-    unit_rows[(over(lost.numel(), per),)](
-        *(flat, into, lost, lost.numel(), flat.shape[1], *flat.stride()[:2]), E=channels, EP=padded(channels), BM=per
+    kernel[(over(count, per),)](
+        *(flat, into, *said, count, flat.shape[1], *flat.stride()[:2]), E=channels, EP=padded(channels), BM=per
     )

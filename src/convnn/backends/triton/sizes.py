@@ -18,6 +18,9 @@ HELD = 4096
 INVERTED = 16_384
 # A key chosen more often than SHORT has its slots sorted in memory; more often than LONG, they are searched for.
 SHORT, LONG = 64, 1024
+# Fewer programs than this leave a device idle, unless their keys are cut into parts, no smaller than PART; all that the
+# parts bring is MERGED by one program.
+PROGRAMS, PART, MERGED = 264, 4096, 16_384
 
 Strides = tuple[int, ...]
 
@@ -48,6 +51,22 @@ def stream_tile(width: int, k: int, plain: bool) -> tuple[int, int, int, int, in
     if k <= 12 and width <= 4096:
         return 64, 32, 3, 4, 3
     return (64, 64, 3, 4, 3) if k <= 20 and width <= 64 * TILES else (64, 128, 4, 8, 3)
+
+
+def parts_of(entries: int, n: int, width: int, k: int, plain: bool) -> int:
+    """Into how many parts keys are cut: so that tiles can be numbered, and so that the device is filled."""
+    if k > STREAMED:
+        return 1
+    least = 1 if plain else over(width, TILES * (64 if k <= 20 else 128))
+    parts = max(least, min(over(PROGRAMS, max(1, entries * over(n, 64))), width // PART))
+    parts = min(parts, MERGED // padded(k))
+    return max(1, parts if parts >= least else 1)
+
+
+def merge_tile(columns: int) -> tuple[int, int, int]:
+    """Of what merges lists: columns, rows and warps."""
+    columns = padded(columns)
+    return columns, max(1, (32 * 64 if interpreted() else 1024) // columns), max(1, min(8, columns // 512))
 
 
 Registers = dict[str, int]

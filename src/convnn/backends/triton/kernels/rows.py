@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "N"])
 def unit_rows(X, Y, LOST, R, N, sxz, sxn, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
     """Scale BM rows to length 1, but leave the zero vector; LOST is NaN where the length is, and 0 elsewhere."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -20,7 +20,28 @@ def unit_rows(X, Y, LOST, R, N, sxz, sxn, E: tl.constexpr, EP: tl.constexpr, BM:
     tl.store(LOST + row, tl.where(length == length, 0.0, float("nan")), mask=row < R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "N"])
+def level_rows(X, Y, FACTOR, LOST, R, N, sxz, sxn, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
+    """Scale BM rows by a power of two, which loses nothing, so that their largest entry is between 1 and 2.
+
+    FACTOR is what then scales them to length 1, and 1 for the zero vector; LOST is as in ``unit_rows``.
+    """
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    e = tl.arange(0, EP)
+    ok = (row < R)[:, None] & (e < E)[None, :]
+    x = tl.load(X + ((row // N) * sxz + (row % N) * sxn)[:, None] + e[None, :], mask=ok, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), axis=1)
+    power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    ends = power == float("inf")  # what is infinite has no direction
+    power = tl.where(ends, 1.0, tl.where(power == 0.0, 1.1754943508222875e-38, power))
+    x = tl.where(ends[:, None], float("nan"), x / power[:, None])
+    length = tl.sqrt(tl.sum(tl.where(ok, x * x, 0.0), axis=1))
+    tl.store(Y + row[:, None] * E + e[None, :], x.to(Y.dtype.element_ty), mask=ok)
+    tl.store(FACTOR + row, 1.0 / tl.where(length > 0.0, length, 1.0), mask=row < R)
+    tl.store(LOST + row, tl.where(length == length, 0.0, float("nan")), mask=row < R)
+
+
+@triton.jit(do_not_specialize=["R", "N"])
 def add_to_rows(A, B, I, S, R, N, M, KK: tl.constexpr, BM: tl.constexpr):
     """What a row brings and the key brings, over all slots of a row that are filled."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)

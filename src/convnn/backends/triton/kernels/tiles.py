@@ -107,8 +107,16 @@ def lay(
     WINDOW: tl.constexpr,
     CHECKED: tl.constexpr,
 ):
-    """Lay masks over the scores of a tile; what is forbidden falls below LIMIT."""
-    if HAS_B:
+    """Lay masks over the scores of a tile; what is forbidden falls below LIMIT.
+
+    A number per key is added (``HAS_B`` 1) or multiplied with (2); multiplied with, a negative one may forbid (3).
+    """
+    if HAS_B >= 2:
+        factor = tl.load(B + num, mask=ok, other=0.0)
+        s *= factor[None, :]
+        if HAS_B == 3:
+            s = tl.where((factor >= 0.0)[None, :], s, FORBIDDEN)
+    elif HAS_B:
         shift = tl.load(B + num, mask=ok, other=0.0)
         s += shift[None, :]
         if CHECKED:

@@ -1,0 +1,38 @@
+"""Operators of torch, made so that their first call does not import torch's compiler, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIBRARY = torch.library.Library("convnn", "DEF")
+
+
+class Operator:
+    """A function of tensors as an operator of torch: one that changes no argument, on CUDA devices and interpreted."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name, self.__doc__ = f"convnn::{name}", function.__doc__
+        LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
+        for device in ("CPU", "CUDA"):
+            LIBRARY.impl(name, function, device)
+        self.overload = getattr(torch.ops.convnn, name).default
+
+    def __call__(self, *given: Any) -> Any:
+        """Run it where its tensors are."""
+        return self.overload(*given)
+
+    def register_fake(self, function: Callable[..., Any]) -> None:
+        """Say what shapes come out."""
+        torch.library.register_fake(self.name, function, lib=LIBRARY)
+
+    def register_autograd(self, backward: Callable[..., Any], keep: Callable[..., None]) -> None:
+        """Say what gradients are, and what is kept for them."""
+        torch.library.register_autograd(self.name, backward, setup_context=keep, lib=LIBRARY)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Make a function the operator ``convnn::name``."""
+    return lambda function: Operator(name, function)
