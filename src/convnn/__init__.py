@@ -1,6 +1,6 @@
 """Convolution and attention as one operator over nearest neighbours."""
 
-from convnn import backends, functional, recipes
+from convnn import backends, functional, recipes, surgery
 from convnn.functional import explain
 from convnn.layers import (
     ConvNN1d,
@@ -14,6 +14,7 @@ from convnn.layers import (
     MultiheadConvNN,
 )
 from convnn.neighbors import Neighbors
+from convnn.surgery import convert, revert
 
 __version__ = "0.1.0.dev0"
 
@@ -30,7 +31,10 @@ __all__ = [
     "Neighbors",
     "__version__",
     "backends",
+    "convert",
     "explain",
     "functional",
     "recipes",
+    "revert",
+    "surgery",
 ]

@@ -1,0 +1,112 @@
+"""What should stand where: patterns of names, classes or predicates, and a layer or a function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from convnn.surgery.carry import obstacle, why_no_twin
+from convnn.surgery.twins import Refused, Twin, maker_of
+
+Key: TypeAlias = str | type[nn.Module] | Callable[[nn.Module], bool]
+Choice: TypeAlias = type[nn.Module] | Callable[[Any], nn.Module | Twin | None]
+Rules: TypeAlias = Mapping[Any, Choice]
+
+
+def exact(module: nn.Module) -> Twin:
+    """A choice for a rule: the twin that changes nothing."""
+    maker = maker_of(module)
+    if maker is None:
+        raise Refused(why_no_twin(module))
+    return maker(module, None)
+
+
+def leave(module: nn.Module) -> None:
+    """A choice for a rule: the module stays."""
+
+
+@dataclass
+class Rule:
+    """One rule, and what became of what it matched."""
+
+    key: Key
+    choice: Choice
+    used: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str) and not callable(self.key):
+            raise TypeError(f"a rule is for a pattern of names, a class or a predicate, got {self.key!r}")
+        if not callable(self.choice):
+            raise TypeError(f"what a rule puts there must be a layer class or a function, got {self.choice!r}")
+
+    def matches(self, names: Sequence[str], module: nn.Module) -> bool:
+        """Whether this rule is about a module."""
+        if isinstance(self.key, str):
+            return any(fnmatchcase(name, self.key) for name in names)
+        return isinstance(module, self.key) if isinstance(self.key, type) else bool(self.key(module))
+
+    def twin(self, module: nn.Module) -> Twin | None:
+        """What this rule puts in the place of a module; None to leave it."""
+        if isinstance(self.choice, type):
+            maker = maker_of(module)
+            if maker is None:
+                raise Refused(why_no_twin(module))
+            return maker(module, self.choice)
+        made: Any = self.choice(module)
+        if isinstance(made, nn.Module) and made is not module:
+            name = getattr(self.choice, "__name__", repr(self.choice))
+            return Twin(made, exact=False, note=f"made by {name}, which promises nothing")
+        if made is None or made is module or isinstance(made, Twin):
+            return None if made is module else made
+        raise TypeError(f"the function of a rule must give a module, a Twin or None, got {made!r}")
+
+    def __str__(self) -> str:
+        return repr(self.key) if isinstance(self.key, str) else getattr(self.key, "__name__", repr(self.key))
+
+
+def attempt(rule: Rule, module: nn.Module, held: str | None) -> Twin | str | None:
+    """The twin by a rule, None to leave the module, or the reason there is none."""
+    if rule.choice is leave:
+        return None
+    blocked = obstacle(module) if held is None else f"it is also kept in {held}, where no twin would take its place"
+    try:
+        return blocked or rule.twin(module)
+    except Refused as refused:
+        return str(refused)
+
+
+def require_matched(rules: Sequence[Rule], everything: Mapping[str, nn.Module], known: Sequence[str]) -> None:
+    """Require that every rule is about something; otherwise name what is near."""
+    for rule in rules:
+        if not any(rule.matches([name], module) for name, module in everything.items()):
+            raise ValueError(f"the rule {rule} matches nothing; {_near(rule, everything, known)}")
+
+
+def _near(rule: Rule, everything: Mapping[str, nn.Module], known: Sequence[str]) -> str:
+    if not known:
+        return "the model has nothing that could be converted"
+    if not isinstance(rule.key, str):
+        kinds = sorted({type(everything[name]).__name__ for name in known})
+        return f"what could be converted is of {', '.join(kinds)}"
+    close = get_close_matches(rule.key, known, 3, cutoff=0.4)
+    return f"did you mean {', '.join(map(repr, close))}?" if close else f"names are {_some(known)}"
+
+
+def require_used(rules: Sequence[Rule]) -> None:
+    """Require that every rule had a say; otherwise give the reasons."""
+    for rule in rules:
+        if not rule.used:
+            reasons = "; ".join(rule.reasons[:3]) or "nothing it matches could be converted, or earlier rules took it"
+            more = f" (and {len(rule.reasons) - 3} more)" if len(rule.reasons) > 3 else ""
+            raise ValueError(f"the rule {rule} replaced nothing: {reasons}{more}")
+
+
+def _some(names: Sequence[str]) -> str:
+    said = ", ".join(map(repr, names[:5]))
+    return said + (f" and {len(names) - 5} more" if len(names) > 5 else "")
