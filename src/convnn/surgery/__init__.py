@@ -1,10 +1,10 @@
 """Convert whole models: every convolution and attention becomes its ConvNN twin, without losing a digit."""
 
 from convnn.surgery import attention, maps
+from convnn.surgery.operate import convert, revert
 from convnn.surgery.report import Entry, Report
 from convnn.surgery.rules import exact, leave
 from convnn.surgery.twins import Refused, Twin, register, unregister
-from convnn.surgery.walk import convert, revert
 
 __all__ = [
     "Entry",

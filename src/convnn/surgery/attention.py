@@ -34,7 +34,9 @@ def attention(module: nn.MultiheadAttention, layer: Any) -> Twin:
         made.kernel.requires_grad_(module.out_proj.weight.requires_grad)
     tag(module, made, nn.MultiheadAttention(1, 1, device="meta"))
     reason = why_no_attention(made)
-    return Twin(made, reason is None, reason or "", back)
+    notes = [reason] if reason else []
+    notes += ["its dropout draws other numbers"] if module.dropout else []
+    return Twin(made, reason is None, "; ".join(notes), back)
 
 
 def _arguments(module: Any) -> dict[str, Any]:

@@ -35,11 +35,12 @@ def is_ours(module: nn.Module) -> bool:
 def why_no_twin(module: nn.Module) -> str:
     """Say why nobody makes a twin of a module that looks as if it should have one."""
     cases = {
-        "already a ConvNN layer": is_ours(module),
+        "already a ConvNN layer": isinstance(module, Configurable),
+        "already converted": is_ours(module),
         "parametrized: bake it in with torch.nn.utils.parametrize.remove_parametrizations": is_parametrized(module),
         "lazy: it has no weights before its first call; run the model once": isinstance(module, LazyModuleMixin),
         "a transposed convolution spreads each cell over a window; it gathers none": isinstance(module, TRANSPOSED),
-        "quantised: convert the float model, then quantise": _is_quantised(module),
+        "quantised: convert the float model, then quantise": is_quantised(module),
     }
     name = f"{type(module).__module__}.{type(module).__name__}"
     bases = [base.__name__ for base in (*CONVOLUTIONS, nn.MultiheadAttention) if isinstance(module, base)]
@@ -47,7 +48,8 @@ def why_no_twin(module: nn.Module) -> str:
     return next((reason for reason, holds in cases.items() if holds), f"no twin is known of {name}; {TEACH}")
 
 
-def _is_quantised(module: nn.Module) -> bool:
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a module is one of torch's quantised ones, or made ready to be."""
     return bool({"quantized", "qat", "quantizable"} & set(type(module).__module__.split(".")))
 
 
@@ -64,12 +66,11 @@ def obstacle(module: nn.Module) -> str | None:
 def require_own(module: nn.Module, tensors: Sequence[str]) -> None:
     """Refuse a module with parameters or buffers its class does not have, such as those of pruning."""
     others = sorted({*module._parameters, *module._buffers} - set(tensors))
-    missing = sorted(name for name in tensors if name not in module._parameters)
-    if others or missing:
-        said = [f"has {', '.join(others)}"] if others else []
-        said += [f"has no parameter {', '.join(missing)}"] if missing else []
-        reason = f"it {' and '.join(said)}: undo weight_norm, spectral_norm or pruning first"
-        raise Refused(reason)
+    made = sorted(n for n in tensors if n not in module._parameters and getattr(module, n, None) is not None)
+    if others or made:
+        came = [f"it has {', '.join(others)}"] if others else []
+        came += [f"its {', '.join(made)} is no parameter"] if made else []
+        raise Refused(f"{' and '.join(came)}: undo weight_norm, spectral_norm or pruning first")
 
 
 def carry(module: nn.Module, twin: Twin) -> nn.Module:
@@ -78,11 +79,19 @@ def carry(module: nn.Module, twin: Twin) -> nn.Module:
     for part in made.modules():
         if id(part) not in kept:
             part.training = module.training
-    for name in HOOKS:
-        if getattr(module, name, None):
-            setattr(made, name, getattr(module, name))
+    if all(part is not module for part in made.modules()):
+        _carry_hooks(module, made)
     vars(made)[BACK] = twin.back
     return made
+
+
+def _carry_hooks(module: nn.Module, made: nn.Module) -> None:
+    for name in HOOKS:
+        hooks, own = vars(module).get(name), vars(made).get(name)
+        if isinstance(own, dict) and own and isinstance(hooks, dict):
+            own.update(hooks)
+        elif hooks or hooks is False:
+            vars(made)[name] = hooks
 
 
 def tag(module: nn.Module, made: nn.Module, fresh: nn.Module) -> None:

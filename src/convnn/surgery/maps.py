@@ -28,12 +28,12 @@ def convolution(module: Any, layer: Any) -> Twin:
     """The twin of a convolution: a search that holds its kernel, or two halves that each hold their channels of it."""
     require_own(module, TENSORS)
     searches, hybrid = KINDS[type(module)]
-    chosen = searches if layer is None else layer
+    chosen: Any = searches if layer is None else layer
     if not isinstance(chosen, type) or not issubclass(chosen, (searches, hybrid)):
         came = getattr(chosen, "__name__", chosen)
         kinds = f"{searches.__name__} and {hybrid.__name__}"
         raise Refused(f"{kinds} can stand for {type(module).__name__}, {came} cannot")
-    decided = sorted({*WINDOW, "groups", "bias", "device", "dtype"} & set(chosen.given))
+    decided = sorted({*WINDOW, "groups", "bias", "device", "dtype"} & set(getattr(chosen, "given", {})))
     if decided:
         raise Refused(f"{', '.join(decided)} of the rule's layer: the convolution decides that itself")
     twin = _searching(module, chosen) if issubclass(chosen, searches) else _halved(module, chosen)
@@ -130,7 +130,7 @@ def _changes_something(linear: Any) -> bool:
     if linear is None or isinstance(linear, nn.Identity):
         return False
     if linear.weight.is_meta:
-        return True
+        return False
     moved = linear.bias is not None and bool(linear.bias.detach().any())
     return moved or not torch.equal(linear.weight, _identity(linear.weight))
 

@@ -27,7 +27,7 @@ def exact(module: nn.Module) -> Twin:
 
 
 def leave(module: nn.Module) -> None:
-    """A choice for a rule: the module stays."""
+    """A choice for a rule: the module stays, with all that is in it."""
 
 
 @dataclass
@@ -45,6 +45,11 @@ class Rule:
         if not callable(self.choice):
             raise TypeError(f"what a rule puts there must be a layer class or a function, got {self.choice!r}")
 
+    @property
+    def is_for_any_module(self) -> bool:
+        """Whether it is about whatever it matches, and not about what has a twin only."""
+        return not isinstance(self.choice, type) and self.choice is not exact
+
     def matches(self, names: Sequence[str], module: nn.Module) -> bool:
         """Whether this rule is about a module."""
         if isinstance(self.key, str):
@@ -58,13 +63,15 @@ class Rule:
             if maker is None:
                 raise Refused(why_no_twin(module))
             return maker(module, self.choice)
-        made: Any = self.choice(module)
-        if isinstance(made, nn.Module) and made is not module:
+        made = self.choice(module)
+        if made is None or made is module:
+            return None
+        if isinstance(made, nn.Module):
             name = getattr(self.choice, "__name__", repr(self.choice))
-            return Twin(made, exact=False, note=f"made by {name}, which promises nothing")
-        if made is None or made is module or isinstance(made, Twin):
-            return None if made is module else made
-        raise TypeError(f"the function of a rule must give a module, a Twin or None, got {made!r}")
+            return Twin(made, exact=False, note=f"made by {name}, which says nothing of exactness")
+        if not isinstance(made, Twin):
+            raise TypeError(f"the function of a rule must give a module, a Twin or None, got {made!r}")
+        return made
 
     def __str__(self) -> str:
         return repr(self.key) if isinstance(self.key, str) else getattr(self.key, "__name__", repr(self.key))
@@ -72,13 +79,14 @@ class Rule:
 
 def attempt(rule: Rule, module: nn.Module, held: str | None) -> Twin | str | None:
     """The twin by a rule, None to leave the module, or the reason there is none."""
-    if rule.choice is leave:
-        return None
-    blocked = obstacle(module) if held is None else f"it is also kept in {held}, where no twin would take its place"
     try:
-        return blocked or rule.twin(module)
+        made = rule.twin(module)
     except Refused as refused:
         return str(refused)
+    if made is None or held is not None:
+        return made and f"it is also kept in {held}, where no twin would take its place"
+    wrapped = any(part is module for part in made.module.modules())
+    return (None if wrapped else obstacle(module)) or made
 
 
 def require_matched(rules: Sequence[Rule], everything: Mapping[str, nn.Module], known: Sequence[str]) -> None:
@@ -98,13 +106,14 @@ def _near(rule: Rule, everything: Mapping[str, nn.Module], known: Sequence[str])
     return f"did you mean {', '.join(map(repr, close))}?" if close else f"names are {_some(known)}"
 
 
-def require_used(rules: Sequence[Rule]) -> None:
+def require_used(rules: Sequence[Rule], everything: Mapping[str, nn.Module]) -> None:
     """Require that every rule had a say; otherwise give the reasons."""
     for rule in rules:
         if not rule.used:
-            reasons = "; ".join(rule.reasons[:3]) or "nothing it matches could be converted, or earlier rules took it"
-            more = f" (and {len(rule.reasons) - 3} more)" if len(rule.reasons) > 3 else ""
-            raise ValueError(f"the rule {rule} replaced nothing: {reasons}{more}")
+            matched = [f"{n} ({type(m).__name__})" for n, m in everything.items() if rule.matches([n], m)]
+            reasons = rule.reasons or [f"{each}: it has no twin, or is inside what was replaced" for each in matched]
+            more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+            raise ValueError(f"the rule {rule} replaced nothing: {'; '.join(reasons[:3])}{more}")
 
 
 def _some(names: Sequence[str]) -> str:
