@@ -53,6 +53,13 @@ class Branches(nn.Module):
         return self.volume(lines.unflatten(2, y.shape[2:])[:, None])
 
 
+class Scaled(nn.Conv2d):
+    """A subclass that computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
 class Transformer(nn.Module):
     """torch's own, called with all its masks."""
 
