@@ -94,6 +94,11 @@ def test_a_hybrid_starts_as_the_convolution_it_came_from(options: dict[str, Any]
     y, expected = twin(x), conv(x)
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
     outer = torch.randn_like(y)
+    halves = [half for half in (twin.convnn, twin.conv) if half is not None]
+    for name in ("weight", "bias")[: 1 + bias]:
+        own = torch.autograd.grad(y, [getattr(half, name) for half in halves], outer, retain_graph=True)
+        wanted = torch.autograd.grad(expected, getattr(conv, name), outer, retain_graph=True)[0]
+        torch.testing.assert_close(torch.cat(own), wanted, atol=1e-4, rtol=1e-4)
     twin_grad, conv_grad = (torch.autograd.grad(out, x, outer)[0] for out in (y, expected))
     torch.testing.assert_close(twin_grad, conv_grad, atol=1e-4, rtol=1e-4)
     moved = sum(p.numel() for p in twin.parameters()) - sum(p.numel() for p in conv.parameters())
@@ -185,7 +190,10 @@ def test_precision_is_kept(dtype: torch.dtype) -> None:
 def test_nothing_is_materialised_on_the_meta_device(make: Any) -> None:
     with torch.device("meta"):
         model = make()
-    rules: Any = {nn.Conv2d: HybridConv2d.using(ratio=0.5, pointwise=True), nn.MultiheadAttention: convnn.surgery.exact}
+    rules: Any = {
+        nn.Conv2d: HybridConv2d.using(pointwise=True, conv_bias=True, convnn_bias=True),
+        nn.MultiheadAttention: convnn.surgery.exact,
+    }
     present = {key: rule for key, rule in rules.items() if any(isinstance(m, key) for m in model.modules())}
     twin, report = convnn.convert(model, present)
     assert report.exact

@@ -13,7 +13,7 @@ from torch import nn
 
 import convnn
 from convnn import ConvNN2d, ConvNNAttention, HybridConv2d, MultiheadConvNN
-from tests.surgery.nets import Branches, Cross, ResNet
+from tests.surgery.nets import Branches, ResNet
 
 MIXED = {"layer2.*.conv2": HybridConv2d.using(ratio=0.5), "layer1.0.*": ConvNN2d.using(similarity="cosine")}
 
@@ -52,6 +52,16 @@ def test_one_module_at_two_names_has_one_twin() -> None:
     by_second, _ = convnn.convert(Branches(), {"again": convnn.ConvNN1d})
     assert by_second.line is by_second.again
     assert type(by_second.line) is convnn.ConvNN1d
+
+
+def test_a_block_in_two_places_is_walked_once() -> None:
+    block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
+    model = nn.ModuleDict({"a": nn.Sequential(block), "b": nn.Sequential(nn.ReLU(), block)})
+    twin, report = convnn.convert(model)
+    assert report.entries[0].names == ("a.0.0", "b.1.0")
+    assert len(report) == 1
+    assert twin["a"][0][0] is twin["b"][1][0]
+    assert type(twin["a"][0][0]) is ConvNN2d
 
 
 def test_tied_weights_stay_tied_or_are_refused() -> None:
@@ -93,6 +103,20 @@ def test_a_wrapper_around_the_module_leaves_its_hooks_where_they_are() -> None:
         convnn.revert(twin)
 
 
+def test_what_a_function_hooked_itself_stays_beside_what_was_hooked_before() -> None:
+    seen: list[str] = []
+
+    def made(module: nn.Conv2d) -> nn.Module:
+        twin = convnn.recipes.from_conv(module)
+        twin.register_forward_hook(lambda *_: seen.append("new"))
+        return twin
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    model[0].register_forward_hook(lambda *_: seen.append("old"))
+    convnn.convert(model, {"0": made})[0](torch.randn(1, 3, 5, 6))
+    assert sorted(seen) == ["new", "old"]
+
+
 def test_modes_gradients_and_tags_are_kept() -> None:
     model: Any = ResNet()
     model.layer1[0].conv1.eval().requires_grad_(False)
@@ -113,75 +137,6 @@ def test_modes_gradients_and_tags_are_kept() -> None:
     assert {n: p.requires_grad for n, p in again.named_parameters()} == {
         n: p.requires_grad for n, p in model.named_parameters()
     }
-
-
-@pytest.mark.parametrize("rules", [None, {"*conv*": HybridConv2d.using(pointwise=True), "*": convnn.surgery.exact}])
-def test_the_way_back_is_equal_to_the_bit(rules: Any) -> None:
-    model, x = ResNet().eval(), torch.randn(2, 3, 12, 9)
-    expected = model(x)
-    again, report = convnn.revert(convnn.convert(model, rules)[0])
-    assert len(report.replaced) == 10
-    state = again.state_dict()
-    assert list(state) == list(model.state_dict())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
-    assert {n: type(m) for n, m in again.named_modules()} == {n: type(m) for n, m in model.named_modules()}
-    assert torch.equal(again(x), expected)
-    assert repr(again) == repr(model)
-
-
-def test_attention_comes_back_to_the_bit() -> None:
-    for options in ({"kdim": 12, "vdim": 10, "batch_first": True}, {"add_bias_kv": True, "bias": False}, {}):
-        model, x = Cross(**options), torch.randn(2, 9, 16)
-        again, _ = convnn.revert(convnn.convert(model)[0])
-        assert type(again.attn) is nn.MultiheadAttention
-        assert vars(again.attn).keys() == vars(model.attn).keys()
-        assert torch.equal(again(x), model(x))
-
-
-def train(model: nn.Module) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
-    model(torch.randn(2, 3, 12, 9)).square().mean().backward()
-    optimiser.step()
-
-
-def test_what_was_trained_comes_back_with_its_weights() -> None:
-    twin, _ = convnn.convert(ResNet(), {"*": HybridConv2d})
-    train(twin)
-    again, _ = convnn.revert(twin.eval())
-    assert type(again.layer2[0].conv1) is nn.Conv2d
-    x = torch.randn(2, 3, 12, 9)
-    torch.testing.assert_close(again(x), twin(x), atol=1e-5, rtol=1e-5)
-
-
-def test_what_is_no_convolution_any_more_says_so() -> None:
-    twin, _ = convnn.convert(ResNet(), {"layer2.0.*": HybridConv2d.using(pointwise=True), "*": convnn.surgery.exact})
-    train(twin)
-    with pytest.raises(ValueError, match=r"no longer what it came from: layer2\.0\.conv1: its 1x1 is no longer the id"):
-        convnn.revert(twin, copy=False)
-    assert isinstance(twin.conv1, ConvNN2d), "nothing was changed"
-    part, report = convnn.revert(twin, strict=False)
-    assert [entry.name for entry in report.left] == [
-        "layer2.0.conv1", "layer2.0.conv2", "layer2.0.downsample.0"
-    ]  # fmt: skip
-    assert len(report.replaced) == 7
-    x = torch.randn(2, 3, 12, 9)
-    assert torch.equal(part.eval()(x), twin.eval()(x))
-
-    raised, _ = convnn.convert(nn.Conv2d(3, 4, 3), {"*": HybridConv2d})
-    raised.convnn.blend.start = 0.5
-    with pytest.raises(ValueError, match=r"the model: neighbours by Blend of 0\.5, axes=2, learned=False"):
-        convnn.revert(raised)
-    limited, _ = convnn.convert(nn.MultiheadAttention(8, 2), {"*": MultiheadConvNN.using(k=3)})
-    with pytest.raises(ValueError, match="the model: attends to the 3 nearest keys, not to all"):
-        convnn.revert(limited)
-
-
-def test_some_go_back_by_their_names() -> None:
-    twin, _ = convnn.convert(ResNet())
-    again, report = convnn.revert(twin, "layer1.*")
-    assert type(again.layer1[1].conv2) is nn.Conv2d
-    assert type(again.layer2[1].conv2) is ConvNN2d
-    assert report["conv1"].note == "not matched by 'layer1.*'"
 
 
 def test_layers_of_this_library_are_left_with_all_that_is_in_them() -> None:

@@ -180,7 +180,7 @@ def test_the_latest_to_register_is_asked_first_and_only_modules_can_be_matched()
 
 def test_integrations_are_imported_for_the_models_that_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("convnn.surgery.twins.find_spec", asked.append)
+    monkeypatch.setattr("convnn.surgery.twins.importlib.import_module", asked.append)
     convnn.convert(ResNet())
     assert asked == []
     monkeypatch.setattr(Scaled, "__module__", "timm.layers.something")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -57,7 +58,7 @@ def _searching(module: Any, chosen: Any) -> Twin:
     made.weight, made.bias = module.weight, module.bias
     reason = why_no_convolution(made)
     note = reason or ("its share of features starts at 0" if made.by_features else "")
-    return Twin(made, reason is None, note, _back)
+    return Twin(made, reason is None, note, partial(_back, biased=module.bias is not None))
 
 
 def _halved(module: Any, chosen: Any) -> Twin:
@@ -91,7 +92,7 @@ def _halved(module: Any, chosen: Any) -> Twin:
     )
     if made.convnn is not None:
         note += f"; {reason}" if reason else "; its share of features starts at 0" if made.convnn.by_features else ""
-    return Twin(made, reason is None, note, _back)
+    return Twin(made, reason is None, note, partial(_back, biased=module.bias is not None))
 
 
 def _require_fit(module: Any, halves: list[Any]) -> None:
@@ -129,10 +130,12 @@ def _identity(weight: Tensor) -> Tensor:
 def _changes_something(linear: Any) -> bool:
     if linear is None or isinstance(linear, nn.Identity):
         return False
-    if linear.weight.is_meta:
-        return False
-    moved = linear.bias is not None and bool(linear.bias.detach().any())
-    return moved or not torch.equal(linear.weight, _identity(linear.weight))
+    return _learned(linear.bias) or not (linear.weight.is_meta or torch.equal(linear.weight, _identity(linear.weight)))
+
+
+def _learned(bias: Tensor | None) -> bool:
+    """Whether a bias that started at 0 is known to be something else."""
+    return bias is not None and not bias.is_meta and bool(bias.detach().any())
 
 
 def why_no_convolution(layer: ConvNNNd) -> str | None:
@@ -164,27 +167,27 @@ def _compared(layer: ConvNNNd) -> str:
     return f"neighbours by {near}" + ("" if layer.blend is None else f" of {layer.blend.extra_repr()}")
 
 
-def _back(layer: Any) -> nn.Module:
+def _back(layer: Any, biased: bool) -> nn.Module:
     """The convolution a layer still is."""
     whole = isinstance(layer, ConvNNNd)
     halves = [layer] if whole else [half for half in (layer.convnn, layer.conv) if half is not None]
-    for half in halves:
-        reason = why_no_convolution(half) if isinstance(half, ConvNNNd) else None
-        if reason:
-            raise Refused(reason)
+    reasons = [why_no_convolution(half) for half in halves if isinstance(half, ConvNNNd)]
     if not whole and _changes_something(layer.pointwise):
-        raise Refused("its 1x1 is no longer the identity")
-    kind = next(k for k, layers in KINDS.items() if isinstance(layer, layers))
+        reasons.append("its 1x1 is no longer the identity")
+    if not biased and any(_learned(half.bias) for half in halves):
+        reasons.append("it has learned a bias, which the convolution had not")
+    for reason in filter(None, reasons):
+        raise Refused(reason)
+    kind = next(kind for kind, layers in KINDS.items() if isinstance(layer, layers))
     first = halves[0]
     window = {name: getattr(first, name) for name in WINDOW} | {"out_channels": layer.out_channels}
-    bias = first.bias is not None
-    made = kind(**window, groups=first.groups, bias=bias, device="meta", dtype=first.weight.dtype)
-    made.weight, made.bias = _joined(halves, "weight"), _joined(halves, "bias") if bias else None
+    made = kind(**window, groups=first.groups, bias=biased, device="meta", dtype=first.weight.dtype)
+    made.weight = _joined([half.weight for half in halves])
+    made.bias = _joined([half.bias for half in halves]) if biased else None
     return made
 
 
-def _joined(halves: list[Any], name: str) -> nn.Parameter:
-    parts = [getattr(half, name) for half in halves]
+def _joined(parts: list[nn.Parameter]) -> nn.Parameter:
     if len(parts) == 1:
         return parts[0]
     return nn.Parameter(torch.cat([part.detach() for part in parts]), requires_grad=any(p.requires_grad for p in parts))
