@@ -167,10 +167,11 @@ def _compared(layer: ConvNNNd) -> str:
     return f"neighbours by {near}" + ("" if layer.blend is None else f" of {layer.blend.extra_repr()}")
 
 
-def _back(layer: Any, biased: bool) -> nn.Module:
-    """The convolution a layer still is."""
+def _back(layer: Any, biased: bool | None = None) -> nn.Module:
+    """The convolution a layer still is, with a bias, without, or as the layer is."""
     whole = isinstance(layer, ConvNNNd)
     halves = [layer] if whole else [half for half in (layer.convnn, layer.conv) if half is not None]
+    biased = halves[0].bias is not None if biased is None else biased
     reasons = [why_no_convolution(half) for half in halves if isinstance(half, ConvNNNd)]
     if not whole and _changes_something(layer.pointwise):
         reasons.append("its 1x1 is no longer the identity")
