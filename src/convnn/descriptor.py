@@ -1,8 +1,8 @@
 """What is compared? A descriptor makes of tokens and their coordinates what a search compares.
 
-It is called with tokens ``(..., N, C)`` and coordinates ``(N, D)``, or ``(*size, D)`` for the N cells of a map, and
-returns ``(..., N, E)``. Coordinates are float32 whatever the tokens are; beside them, half types are lifted to float32,
-since not every coordinate beyond 256 is a number of bfloat16.
+It is called with tokens ``(..., N, C)`` and coordinates ``(N, D)``, ``(*size, D)`` for the N cells of a map, or
+``(..., N, D)`` where every sample has its own, and returns ``(..., N, E)``. Coordinates are float32 whatever the tokens
+are; beside them, half types are lifted to float32, since not every coordinate beyond 256 is a number of bfloat16.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def features(tokens: Tensor, coords: Tensor) -> Tensor:  # noqa: ARG001
 
 
 def coordinates(tokens: Tensor, coords: Tensor) -> Tensor:
-    """The coordinates ``(N, D)``: nearest is nearest in space, the same for all leading dimensions."""
+    """The coordinates: nearest is nearest in space, the same for all leading dimensions that share them."""
     return placed(tokens, coords)
 
 
@@ -242,7 +242,7 @@ class ConditionalEncoding(nn.Module):
 
 
 def placed(tokens: Tensor, coords: Tensor, axes: int | None = None) -> Tensor:
-    """The coordinates as ``(N, D)``, one for each token, in float32 at least."""
+    """The coordinates as ``(N, D)`` or ``(..., N, D)``, one for each token, in float32 at least."""
     if tokens.ndim < 2 or not tokens.is_floating_point():
         came = f"{tuple(tokens.shape)} of {tokens.dtype}"
         raise ValueError(f"tokens must be floating point of shape (..., N, C), got {came}")
@@ -251,9 +251,21 @@ def placed(tokens: Tensor, coords: Tensor, axes: int | None = None) -> Tensor:
         raise ValueError(f"coordinates must have shape {required}, got {tuple(coords.shape)}")
     places = coords.flatten(0, -2)
     if places.shape[0] != tokens.shape[-2]:
-        came = f"{tokens.shape[-2]} tokens and {places.shape[0]} coordinates"
-        raise ValueError(f"there must be coordinates for every token, got {came}")
+        places = _own(tokens, coords)
     return wide(places) if places.is_floating_point() else places.float()
+
+
+def _own(tokens: Tensor, coords: Tensor) -> Tensor:
+    """Require coordinates for the tokens of every sample; samples may share them."""
+    if coords.shape[-2] != tokens.shape[-2]:
+        came = f"{tokens.shape[-2]} tokens and {prod(coords.shape[:-1])} coordinates"
+        raise ValueError(f"there must be coordinates for every token, got {came}")
+    lead, theirs = tokens.shape[:-2], coords.shape[:-2]
+    missing = len(lead) - len(theirs)
+    if missing < 0 or any(side not in (1, whole) for side, whole in zip(theirs, lead[missing:], strict=True)):
+        came = f"tokens {tuple(lead)} and coordinates {tuple(theirs)}"
+        raise ValueError(f"the leading dimensions of coordinates must broadcast to those of tokens, got {came}")
+    return coords
 
 
 def _beside(tokens: Tensor, places: Tensor) -> Tensor:

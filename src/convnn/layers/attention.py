@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from convnn import checks, functional
 from convnn.backends import Backend
 from convnn.candidates import Candidates, Cells
-from convnn.descriptor import COORDINATES, DESCRIPTORS, Descriptor
-from convnn.layers import shapes
+from convnn.descriptor import DESCRIPTORS, Descriptor
+from convnn.layers import places, shapes
 from convnn.layers.configurable import Configurable
 from convnn.layers.kernel import Kernel, Kind
 from convnn.masks import Mask
@@ -105,7 +105,7 @@ class ConvNNAttention(Configurable):
             checks.whole("k", k, 1)
         elif kernel is not None:
             raise ValueError(f"a kernel has a size and k={k!r} has none: give k as a number, or kernel=None")
-        _check_choices(subset, self_score, candidates is None)
+        shapes.check_subset(subset, self_score, candidates is None)
         self.k, self.subset, self.self_score, self.backend = k, subset, self_score, backend
         self.similarity = resolve("similarity", similarity, SIMILARITIES)
         self.weighting = resolve("weighting", weighting, WEIGHTINGS)
@@ -131,6 +131,9 @@ class ConvNNAttention(Configurable):
         attn_mask: Mask | str | Sequence[Mask | str] | None = None,
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
+        *,
+        coords: Tensor | None = None,
+        context_coords: Tensor | None = None,
     ) -> Tensor:
         """Attend to the tokens themselves, or to a context.
 
@@ -140,28 +143,29 @@ class ConvNNAttention(Configurable):
                 ``(..., heads, N, M)``; or a rule, or several masks.
             key_padding_mask: ``(..., M)``, True for what is padding, as in :class:`torch.nn.MultiheadAttention`.
             is_causal: whether a token may choose itself and those before it only.
+            coords: where the tokens are, for ``position``: ``(N, D)``, or ``(..., N, D)`` if samples differ; None for
+                places in a sequence.
+            context_coords: where the tokens of the context are, beside ``coords``.
         """
         self._check(x, context)
+        places.require(self.position, coords, context_coords, context is not None)
         candidates = self._candidates(x if context is None else context)
         query, key, value = self._projected(x, context, candidates)
-        masks = self._masks(attn_mask, key_padding_mask, is_causal)
+        masks = [*self.mask.all(), *shapes.asked(attn_mask, key_padding_mask, is_causal)]
         if isinstance(self.position, RelativeBias):
             masks.append(self.position)
         elif self.position is not None:
-            make = getattr(self.position, "coordinates", COORDINATES["-1..1"])
-            query = self.position(query, make(query.shape[-2:-1], device=x.device))
-            key = self.position(key, make(key.shape[-2:-1], device=x.device))
-        options: dict[str, Any] = {
-            "k": self.k,
-            "similarity": self.similarity,
-            "weighting": self.weighting,
-            "mask": masks or None,
-            "candidates": candidates,
-            "dropout_p": self.attn_drop if self.training else 0.0,
-            "backend": self.backend,
-        }
+            query = places.described(self.position, query, coords)
+            key = places.described(self.position, key, coords if context is None else context_coords)
+        options: dict[str, Any] = {"candidates": candidates}
         if self.candidates is not None and context is None:
             options |= {"self_index": torch.arange(x.shape[-2], device=x.device), "self_score": self.self_score}
+        return self._combined(query, key, value, masks, **options)
+
+    def _combined(self, query: Tensor, key: Tensor, value: Tensor, masks: list[Any], **options: Any) -> Tensor:
+        """Run the operator in every head, ``(..., H, N, d)``, and join the heads."""
+        options |= {"k": self.k, "similarity": self.similarity, "weighting": self.weighting, "mask": masks or None}
+        options |= {"dropout_p": self.attn_drop if self.training else 0.0, "backend": self.backend}
         run = functional.convnn if self.kernel is None else self.kernel
         combined = run(query, key, value, **options).transpose(-2, -3).flatten(-2)  # (..., N, v_dim)
         return self.proj_drop(self.proj(self.kernel_drop(self.norm(combined))))
@@ -203,19 +207,3 @@ class ConvNNAttention(Configurable):
         # What is no candidate is never looked at.
         keys = F.linear(tokens.index_select(-2, candidates), weight, bias)
         return keys.new_zeros(*tokens.shape[:-1], keys.shape[-1]).index_copy(tokens.ndim - 2, candidates, keys)
-
-    def _masks(self, attn_mask: Any, key_padding_mask: Tensor | None, is_causal: bool) -> list[Any]:
-        several = list(attn_mask) if isinstance(attn_mask, (list, tuple)) else [] if attn_mask is None else [attn_mask]
-        masks = [*self.mask.all(), *several, *(["causal"] if is_causal else [])]
-        if key_padding_mask is not None:
-            if key_padding_mask.dtype != torch.bool:
-                raise ValueError(f"key_padding_mask must be bool, True for padding, got {key_padding_mask.dtype}")
-            masks.append(~key_padding_mask[..., None, None, :])
-        return masks
-
-
-def _check_choices(subset: str, self_score: str, all_keys: bool) -> None:
-    checks.one_of("subset", subset, ("before", "after"))
-    checks.one_of("self_score", self_score, ("true", "one"))
-    if subset == "before" and (all_keys or self_score == "true"):
-        raise ValueError("subset='before' needs candidates, and self_score='one': other keys are not projected")

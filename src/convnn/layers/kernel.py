@@ -84,7 +84,10 @@ class Kernel(nn.Module):
         if self.weight.ndim == 3:
             output = functional.aggregate(value, found, self.weight, **options)
         else:
-            heads = zip(value.unbind(-3), found.scores.unbind(-3), found.index.unbind(-3), self.weight, strict=True)
+            # Neighbours found by what all heads share are found once.
+            every = torch.broadcast_shapes(found.index.shape[:-2], (len(self.weight),))
+            scores, index = (each.expand(*every, -1, -1).unbind(-3) for each in (found.scores, found.index))
+            heads = zip(value.unbind(-3), scores, index, self.weight, strict=True)
             parts = [functional.aggregate(v, Neighbors(s, i), w, **options) for v, s, i, w in heads]
             output = torch.stack(parts, -3)
         return output if self.pointwise is None else self.pointwise(output)

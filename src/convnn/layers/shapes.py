@@ -103,3 +103,22 @@ def laid_out_like(given: Tensor, output: Tensor) -> Tensor:
     if last is not None and not given.is_contiguous() and given.is_contiguous(memory_format=last):
         return output.contiguous(memory_format=last)
     return output.contiguous()
+
+
+def asked(attn_mask: Any, key_padding_mask: Tensor | None, is_causal: bool) -> list[Any]:
+    """The masks a call of attention asks for; padding ``(..., M)`` is the same for all heads and queries."""
+    masks = list(attn_mask) if isinstance(attn_mask, (list, tuple)) else [] if attn_mask is None else [attn_mask]
+    masks += ["causal"] if is_causal else []
+    if key_padding_mask is not None:
+        if key_padding_mask.dtype != torch.bool:
+            raise ValueError(f"key_padding_mask must be bool, True for padding, got {key_padding_mask.dtype}")
+        masks.append(~key_padding_mask[..., None, None, :])
+    return masks
+
+
+def check_subset(subset: str, self_score: str, all_keys: bool) -> None:
+    """Require a way to project candidates that gives what the search needs."""
+    checks.one_of("subset", subset, ("before", "after"))
+    checks.one_of("self_score", self_score, ("true", "one"))
+    if subset == "before" and (all_keys or self_score == "true"):
+        raise ValueError("subset='before' needs candidates, and self_score='one': other keys are not projected")
