@@ -67,7 +67,7 @@ LEVELS = [
     {"backends"},
     {"arguments"},
     {"functional"},
-    {"layers.configurable", "layers.windows", "layers.shapes", "layers.places"},
+    {"layers.configurable", "layers.windows", "layers.shapes", "layers.places", "layers.cache"},
     {"layers.maps", "layers.kernel", "layers.linear"},
     {"layers.convnn", "layers.attention", "layers.multihead"},
     {"layers.hybrid"},

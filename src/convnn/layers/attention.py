@@ -14,9 +14,10 @@ from convnn.backends import Backend
 from convnn.candidates import Candidates, Cells
 from convnn.descriptor import DESCRIPTORS, Descriptor
 from convnn.layers import places, shapes
+from convnn.layers.cache import Cache, following
 from convnn.layers.configurable import Configurable
 from convnn.layers.kernel import Kernel, Kind
-from convnn.masks import Mask
+from convnn.masks import Mask, causal
 from convnn.names import resolve
 from convnn.relative import RelativeBias
 from convnn.search import SelfScore
@@ -153,7 +154,7 @@ class ConvNNAttention(Configurable):
         query, key, value = self._projected(x, context, candidates)
         masks = [*self.mask.all(), *shapes.asked(attn_mask, key_padding_mask, is_causal)]
         if isinstance(self.position, RelativeBias):
-            masks.append(self.position)
+            masks.append(places.biased(self.position, x.shape[-2], context is not None))
         elif self.position is not None:
             query = places.described(self.position, query, coords)
             key = places.described(self.position, key, coords if context is None else context_coords)
@@ -161,6 +162,40 @@ class ConvNNAttention(Configurable):
         if self.candidates is not None and context is None:
             options |= {"self_index": torch.arange(x.shape[-2], device=x.device), "self_score": self.self_score}
         return self._combined(query, key, value, masks, **options)
+
+    @torch.no_grad()
+    def step(self, x: Tensor, cache: Cache, *, coords: Tensor | None = None) -> tuple[Tensor, Cache]:
+        """Attend from the next tokens to themselves and those before: ``forward(..., is_causal=True)``, part by part.
+
+        There may be fewer tokens so far than k. No gradients flow.
+
+        Args:
+            x: the next tokens, ``(..., n, dim)``.
+            cache: those before; ``Cache(room)`` to begin with.
+            coords: where the next tokens are, if they are not the next of a sequence.
+
+        Returns:
+            The output of the next tokens, ``(..., n, out_dim)``, and the cache with them.
+        """
+        self._check(x, None)
+        places.require(self.position, coords, None, False)
+        if self.candidates is not None:
+            raise ValueError("candidates are chosen among all tokens, and of a sequence that grows not all are there")
+        query, key, value = self._projected(x, None, None)
+        start, stop = cache.length, cache.length + x.shape[-2]
+        masks = [mask for mask in self.mask.all() if mask is not causal]
+        if isinstance(self.position, RelativeBias):
+            masks.append(self.position)
+        elif self.position is not None:
+            coords = places.counted(self.position, start, stop, x.device) if coords is None else coords
+            query, key = (places.described(self.position, tokens, coords) for tokens in (query, key))
+        least = 1 if isinstance(self.k, str) else self.k
+        cache, keys = cache.extended(key, value, least), max(stop, least)
+        if x.shape[-2] > 1 or keys > stop:  # otherwise the one token is the last, and sees all there are
+            masks.append(causal)
+        laid = [following(mask, start, stop, keys) for mask in masks]
+        key, value = (buffer[..., :keys, :] for buffer in (cache.key, cache.value) if buffer is not None)
+        return self._combined(query, key, value, laid), cache
 
     def _combined(self, query: Tensor, key: Tensor, value: Tensor, masks: list[Any], **options: Any) -> Tensor:
         """Run the operator in every head, ``(..., H, N, d)``, and join the heads."""
