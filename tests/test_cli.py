@@ -261,7 +261,7 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["models"]) == cli.HOLDS
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 22
+    assert len(lines) == 25
     assert lines[0].split() == ["vgg11", "132,863,336"]
 
 

@@ -80,6 +80,7 @@ LEVELS = [
     {"surgery"},
     {"models.factories"},
     {"models.vgg", "models.resnet", "models.vit"},
+    {"models.gpt"},
     {"models"},
     {"integrations"},
     {"integrations.timm"},

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from convnn import models
 from convnn_lab.bench.memory import LiveTensors
-from convnn_lab.tables.flops import RULES, count, executed
+from convnn_lab.tables.flops import RULES, count, example, executed
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Info:
 
 def inspect(name: str, options: dict[str, Any], *, image: int, latency: bool = False, memory: bool = False) -> Info:
     """Build a model on the meta device and count; on the CPU too, where time or memory is asked for."""
-    sized = {**options, "image_size": image} if name.startswith("vit") else options
+    sized = _sized(name, options, image)
     model = models.create(name, **sized, device="meta").eval()
-    layers = tuple(_layers(model, image, options.get("in_channels", 3)))
+    layers = tuple(_layers(model, image))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     activations = sum(_numel(layer.output) for layer in layers)
     measured = _measured(name, sized, image, latency, memory) if latency or memory else (None, None)
@@ -59,7 +59,17 @@ def inspect(name: str, options: dict[str, Any], *, image: int, latency: bool = F
     return Info(name, _plain(options), image, parameters, flops, ours, activations, layers, *measured)
 
 
-def _layers(model: nn.Module, image: int, channels: int) -> list[Layer]:
+def _sized(name: str, options: dict[str, Any], size: int) -> dict[str, Any]:
+    """The options of a model for images of such a side, or for texts of so many tokens out of so many classes."""
+    if name.startswith("vit"):
+        return {**options, "image_size": size}
+    if not name.startswith("gpt"):
+        return options
+    named = {"num_classes": "vocabulary"}
+    return {named.get(key, key): value for key, value in options.items() if key != "in_channels"} | {"length": size}
+
+
+def _layers(model: nn.Module, image: int) -> list[Layer]:
     seen: list[Layer] = []
     hooks = []
     for name, module in model.named_modules():
@@ -75,10 +85,10 @@ def _layers(model: nn.Module, image: int, channels: int) -> list[Layer]:
             parameters = sum(p.numel() for p in module.parameters())
             seen.append(Layer(name, type(module).__name__, tuple(output.shape), parameters, counts))
 
-        if type(module).__name__ not in ("Block", "ViT"):
+        if type(module).__name__ not in ("Block", "ViT", "GPT"):
             hooks.append(module.register_forward_hook(hook))
     with torch.no_grad():
-        model(torch.empty(1, channels, image, image, device="meta"))
+        model(example(model, image))
     for each in hooks:
         each.remove()
     return [layer for layer in seen if not any(layer.name.startswith(f"{other.name}.") for other in seen)]
@@ -88,7 +98,7 @@ def _measured(
     name: str, options: dict[str, Any], image: int, latency: bool, memory: bool
 ) -> tuple[float | None, int | None]:
     model = models.create(name, **options).eval()
-    x = torch.randn(1, options.get("in_channels", 3), image, image)
+    x = example(model, image, "cpu")
     with torch.no_grad():
         model(x)
         times = []

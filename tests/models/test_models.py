@@ -47,6 +47,10 @@ COUNTS = {
     "vit_base": 86_567_656,
     "vit_large": 304_326_632,
     "vit_huge": 632_045_800,
+    # For 256 tokens in 256 places, without a bias in front of the attention.
+    "gpt_tiny": 890_112,
+    "gpt_mini": 10_935_552,
+    "gpt_small": 85_618_176,
 }
 
 

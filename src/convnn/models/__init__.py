@@ -1,4 +1,4 @@
-"""VGG, ResNet and ViT, each taking the layer that stands where a 3x3 convolution or an attention stood."""
+"""VGG, ResNet, ViT and GPT, each taking the layer that stands where a 3x3 convolution or an attention stood."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from typing import Any
 
 from torch import nn
 
-from convnn.models import resnet, vgg, vit
+from convnn.models import gpt, resnet, vgg, vit
+from convnn.models.gpt import GPT
 from convnn.models.resnet import ResNet
 from convnn.models.vgg import VGG
 from convnn.models.vit import ViT
 
-__all__ = ["VGG", "ResNet", "ViT", "create", "names"]
+__all__ = ["GPT", "VGG", "ResNet", "ViT", "create", "names"]
 
 
 def names() -> list[str]:
     """The models there are."""
-    return [*vgg.CONFIGURATIONS, *resnet.CONFIGURATIONS, *resnet.SMALL, *vit.CONFIGURATIONS]
+    return [*vgg.CONFIGURATIONS, *resnet.CONFIGURATIONS, *resnet.SMALL, *vit.CONFIGURATIONS, *gpt.CONFIGURATIONS]
 
 
 def create(name: str, **options: Any) -> nn.Module:
     """Make a model by name.
 
     Args:
-        options: of :class:`VGG`, :class:`ResNet` or :class:`ViT`, and of the layer that is named.
+        options: of :class:`VGG`, :class:`ResNet`, :class:`ViT` or :class:`GPT`, and of the layer that is named.
 
     Example:
         >>> model = create("resnet18", layer="hybrid", ratio=0.25, num_classes=10, stem="cifar")
@@ -31,6 +32,8 @@ def create(name: str, **options: Any) -> nn.Module:
         torch.Size([1, 10])
         >>> create("vit_tiny", layer="convnn", k=16, image_size=64)(torch.randn(1, 3, 64, 64)).shape
         torch.Size([1, 1000])
+        >>> create("gpt_tiny", layer="convnn", k=16, vocabulary=65)(torch.randint(65, (1, 20))).shape
+        torch.Size([1, 20, 65])
     """
     if name in vgg.CONFIGURATIONS:
         return VGG(vgg.CONFIGURATIONS[name], **options)
@@ -43,4 +46,8 @@ def create(name: str, **options: Any) -> nn.Module:
         dim, depth, heads, patch = vit.CONFIGURATIONS[name]
         given = {"heads": heads, "patch": patch, **options}
         return ViT(dim, depth, given.pop("heads"), given.pop("patch"), **given)
+    if name in gpt.CONFIGURATIONS:
+        dim, depth, heads = gpt.CONFIGURATIONS[name]
+        given = {"heads": heads, **options}
+        return GPT(dim, depth, given.pop("heads"), **given)
     raise ValueError(f"unknown model {name!r}; known are {', '.join(names())}")

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from convnn import ConvNN2d, ConvNNAttention, LinearAttention
 from convnn.candidates import Grid
 from convnn.layers.windows import Windows
+from convnn.models import GPT
 from convnn.models.vit import Block, ViT
 
 
@@ -60,7 +61,7 @@ def count(model: nn.Module, image: int, *, fused: bool = False, published: bool 
             search.forward = partial(_shaped, search)  # type: ignore[method-assign]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
-            model(torch.empty(1, _channels(model), image, image, device="meta"))
+            model(example(model, image))
     finally:
         for each in hooks:
             each.remove()
@@ -70,7 +71,7 @@ def count(model: nn.Module, image: int, *, fused: bool = False, published: bool 
     return Flops(thesis - sum(_weighed(search, image) for search in searches) if fused else thesis, true)
 
 
-def _shaped(module: ConvNN2d | ConvNNAttention, x: Tensor) -> Tensor:
+def _shaped(module: ConvNN2d | ConvNNAttention, x: Tensor, **_: Any) -> Tensor:
     """What a search gives, without searching."""
     if isinstance(module, ConvNNAttention):
         return x.new_empty(*x.shape[:-1], module.proj.out_features)
@@ -79,9 +80,12 @@ def _shaped(module: ConvNN2d | ConvNNAttention, x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], module.out_channels, *(n * module.patch for n in windows.outputs))
 
 
-def _channels(model: nn.Module) -> int:
-    """How many channels the images of a model have."""
-    return next(m.in_channels for m in model.modules() if isinstance(m, (nn.Conv2d, ConvNN2d)))
+def example(model: nn.Module, size: int, device: str = "meta") -> Tensor:
+    """Something for a model to look at: an image of so many cells to a side, or a text of so many tokens."""
+    if isinstance(model, GPT):
+        return torch.zeros(1, size, dtype=torch.int64, device=device)
+    channels = next(m.in_channels for m in model.modules() if isinstance(m, (nn.Conv2d, ConvNN2d)))
+    return torch.rand(1, channels, size, size, device=device)
 
 
 def _weighed(module: nn.Module, image: int) -> int:
@@ -195,14 +199,14 @@ def executed(model: nn.Module, image: int) -> int:
     searches = [module for module in model.modules() if isinstance(module, (ConvNN2d, ConvNNAttention))]
     shapes: list[tuple[Any, torch.Size]] = []
 
-    def noted(module: Any, x: Tensor) -> Tensor:
+    def noted(module: Any, x: Tensor, **_: Any) -> Tensor:
         shapes.append((module, x.shape))
         return _shaped(module, x)
 
     try:
         for search in searches:
             search.forward = partial(noted, search)  # type: ignore[method-assign]
-        total = _run(model, torch.Size((1, _channels(model), image, image)))
+        total = _run(model, example(model, image))
     finally:
         for search in searches:
             del search.forward
@@ -211,15 +215,15 @@ def executed(model: nn.Module, image: int) -> int:
         # Layers alike cost alike, and searching on the meta device takes its time.
         key = f"{layer} {[tuple(p.shape) for p in layer.parameters()]} {layer.candidates} {shape}"
         if key not in seen:
-            seen[key] = _run(layer, shape) + _by_channel(layer, shape)
+            seen[key] = _run(layer, torch.empty(shape, device="meta")) + _by_channel(layer, shape)
         total += seen[key]
     return total
 
 
-def _run(module: nn.Module, shape: torch.Size) -> int:
+def _run(module: nn.Module, x: Tensor) -> int:
     with torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
-        module(torch.empty(shape, device="meta"))
+        module(x)
     return counter.get_total_flops()
 
 
