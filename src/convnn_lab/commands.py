@@ -66,7 +66,8 @@ class Eval:
         from convnn_lab.train import evaluate, store
 
         told = evaluate.evaluate(self.run, self.weights, self.data_dir)
-        said = f"top-1 {100 * told['top1']:.2f} %, top-5 {100 * told['top5']:.2f} %, loss {told['loss']:.4f}"
+        said = f"{told['bits']:.3f} bits per character, " if "bits" in told else ""
+        said += f"top-1 {100 * told['top1']:.2f} %, top-5 {100 * told['top5']:.2f} %, loss {told['loss']:.4f}"
         sys.stdout.write(f"{said} over {told['samples']:,} samples\n")
         if self.json is not None:
             store.write_json(self.json, told)
@@ -136,11 +137,13 @@ def _resume(folder: Path, rest: list[str]) -> int:
 
 def _said(run: Any) -> int:
     from convnn_lab.train.fit import global_rank
+    from convnn_lab.train.measure import measure
 
     summary = run.summary() if global_rank(run.recipe()[1].devices) == 0 else None
     if summary is not None and summary["status"] == "finished":
-        final = summary["final"]
-        sys.stdout.write(f"{run.folder}: {100 * final['val_acc']:.2f} % after {summary['epochs']} epochs\n")
+        by = measure(run.recipe()[1])
+        said = by.said(summary["final"][f"val_{by.name}"])
+        sys.stdout.write(f"{run.folder}: {said} after {summary['epochs']} epochs\n")
     return 130 if run.interrupted else 0
 
 
@@ -149,7 +152,7 @@ def compare(arguments: list[str]) -> int:
     _help(arguments, SWEEP)
     layers, rest = taken(arguments, "--layers")
     name, base, rest = _base(rest, SWEEP)
-    layers = layers or (TRANSFORMERS if base.model.startswith("vit") else CONVOLUTIONAL)
+    layers = layers or (TRANSFORMERS if base.model.startswith(("vit", "gpt")) else CONVOLUTIONAL)
     chosen = [layer for layer in layers.split(",") if layer]
     if len(set(chosen)) != len(chosen) or len(chosen) < 2:
         raise ValueError(f"--layers must name several layers, each once, got {layers}")
@@ -183,7 +186,7 @@ def _swept(kind: str, name: str, base: Recipe, rest: list[str]) -> int:
     if global_rank(points[0].recipe.devices):
         return 0
     several.show(f"{name}: {kind}", results)
-    done = sum(len(each.accuracies) + each.failed for each in results)
+    done = sum(len(each.finals) + each.failed for each in results)
     left = (
         "" if done == len(points) else f"; {len(points) - done} runs are left, and the same command goes on with them"
     )

@@ -119,7 +119,7 @@ def test_what_was_not_published_is_refused_or_asked_for() -> None:
 def test_fields_a_layer_cannot_be_told_are_known() -> None:
     given = replace(RECIPES["digits"], k=25, candidates="random:32", ratio=0.5)
     assert {"k", "candidates", "ratio", "heads"} <= irrelevant(replace(given, layer="conv"))
-    assert irrelevant(given) == {"heads", "dropout"}
+    assert irrelevant(given) == {"heads", "dropout", "context"}
     assert "ratio" in irrelevant(replace(given, layer="convnn"))
     assert not {"heads", "k", "patch", "dropout"} & irrelevant(replace(given, model="vit_tiny", layer="convnn"))
     conv = build(replace(given, layer="conv"), 1, 8, 10, device="meta")

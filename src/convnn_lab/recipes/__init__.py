@@ -27,6 +27,12 @@ _IMAGENET = Recipe(
     k=9, save_every="10m",
 )  # fmt: skip
 
+# Characters of Shakespeare, as nanoGPT learns them: a constant number of steps there, of epochs here.
+_TEXT = Recipe(
+    dataset="shakespeare", model="gpt_mini", layer="convnn", k=32, context=256, dropout=0.2, epochs=80, batch=64,
+    lr=1e-3, beta2=0.99, weight_decay=0.1, decay_all=False, schedule="cosine", warmup=2, min_lr=1e-4, precision="tf32",
+)  # fmt: skip
+
 RECIPES: dict[str, Recipe] = {
     "digits": Recipe(dataset="digits", epochs=10, batch=64, lr=2e-3, layer="hybrid", schedule="cosine"),
     "fashion-mnist": Recipe(
@@ -43,6 +49,10 @@ RECIPES: dict[str, Recipe] = {
     "vgg11-cifar100": replace(_VGG, dataset="cifar100"),
     "vit-tiny-cifar10": _VIT,
     "vit-tiny-cifar100": replace(_VIT, dataset="cifar100"),
+    "shakespeare": _TEXT,
+    "shakespeare-tiny": replace(
+        _TEXT, model="gpt_tiny", k=8, context=64, dropout=0.0, epochs=1, batch=16, warmup=0.1, precision="float32"
+    ),
     "resnet50-imagenet": replace(_IMAGENET, model="resnet50", layer="hybrid", ratio=0.5),
     "vit-base-imagenet": replace(_IMAGENET, model="vit_base", layer="convnn", heads=12, dropout=0.1),
 }

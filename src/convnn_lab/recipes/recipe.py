@@ -17,11 +17,13 @@ class Recipe:
 
     # What is learned from.
     dataset: str = "digits"
-    """digits, fashion-mnist, cifar10, cifar100, imagenet, or folder for any folder of class folders"""
+    """digits, fashion-mnist, cifar10, cifar100, imagenet, folder for any folder of class folders, or shakespeare"""
     data_dir: Path | None = None
     """where its files are; digits bring their own"""
     image_size: int | None = None
     """side the images are brought to; their own unless told"""
+    context: int | None = None
+    """characters of a text that are seen at once; 256 unless told"""
 
     # What learns.
     model: str = "resnet8"
@@ -51,12 +53,12 @@ class Recipe:
     heads: int | None = None
     """of attention"""
     dropout: float | None = None
-    """of a ViT's blocks, or of VGG's classifier"""
+    """of a ViT's or GPT's blocks, or of VGG's classifier"""
 
     # How it learns.
     epochs: int = 20
     batch: int = 128
-    """images a step sees on all devices together"""
+    """images, or windows of a text, that a step sees on all devices together"""
     device_batch: int | None = None
     """images a device sees at once; a step takes as many turns as that needs"""
     accumulate: int | None = None
@@ -142,7 +144,7 @@ class Recipe:
             if isinstance(value, float) and not isfinite(value):
                 raise ValueError(f"{_flag(each.name)} must be a finite number, got {value}")
         _least(self, 1, "epochs", "batch", "device_batch", "accumulate", "image_size", "devices", "nodes", "save_steps")
-        _least(self, 1, "k", "patch", "heads", "width")
+        _least(self, 1, "k", "patch", "heads", "width", "context")
         _least(self, 0, "lr", "weight_decay", "warmup", "warmup_lr", "min_lr", "jitter", "mixup", "cutmix", "workers")
         _share(self, "ratio", "dropout", "smoothing", "beta1", "beta2", "ema", "crop_scale", "crop_ratio", "flip")
         _share(self, "crop_share", "erase", "mix_probability", "mix_switch")

@@ -18,7 +18,7 @@ SEARCHING = ("hybrid", "convnn", "kvt")
 
 
 def build(recipe: Recipe, channels: int, size: int, classes: int, *, device: str | None = None) -> nn.Module:
-    """Make the model of a recipe for images of so many channels and sides.
+    """Make the model of a recipe for images of so many channels and sides, or for texts of such a size.
 
     Example:
         >>> build(Recipe(layer="hybrid", ratio=0.25), channels=1, size=8, classes=10).fc.out_features
@@ -27,7 +27,11 @@ def build(recipe: Recipe, channels: int, size: int, classes: int, *, device: str
     _known(recipe.model)
     if recipe.published:
         return _published(recipe, classes, device)
-    options: dict[str, Any] = {"layer": recipe.layer, "in_channels": channels, "num_classes": classes}
+    options: dict[str, Any] = {"layer": recipe.layer}
+    if recipe.model.startswith("gpt"):
+        options |= {"vocabulary": classes, "length": size}
+    else:
+        options |= {"in_channels": channels, "num_classes": classes}
     left = irrelevant(recipe)
     for name in (*SEARCH, "ratio", "heads", "patch", "dropout", "stem", "width"):
         value = getattr(recipe, name)
@@ -43,19 +47,19 @@ def build(recipe: Recipe, channels: int, size: int, classes: int, *, device: str
 
 def irrelevant(recipe: Recipe) -> set[str]:
     """The fields that say nothing to the layer and the model of a recipe."""
-    vit, vgg = recipe.model.startswith("vit"), recipe.model.startswith("vgg")
-    said = set()
+    vit, vgg, gpt = (recipe.model.startswith(family) for family in ("vit", "vgg", "gpt"))
+    said = {"patch"} if gpt else {"context"}
     if recipe.layer not in SEARCHING:
         said |= set(SEARCH) - ({"k"} if recipe.layer == "attention" and recipe.published else set())
     if recipe.layer != "hybrid":
         said.add("ratio")
     if recipe.layer == "kvt":
         said |= {"similarity", "weighting", "position"}
-    if not vit and recipe.layer != "attention":
+    if not (vit or gpt) and recipe.layer != "attention":
         said.add("heads")
     if not vit and recipe.layer not in ("hybrid", "convnn"):
         said.add("patch")
-    if not (vit or vgg):
+    if not (vit or vgg or gpt):
         said.add("dropout")
     if not recipe.model.startswith("resnet") or recipe.published:
         said |= {"stem", "width"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from math import log
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from convnn_lab.train import checkpoints
+from convnn_lab.train.measure import ACCURACY, Measure
 from convnn_lab.train.module import Classifier, NonFiniteError
 from convnn_lab.train.run import Row, Run
 
@@ -90,8 +92,9 @@ class Keeper(Callback):
         row = {"epoch": learner.epoch, **learner.measured(), "lr": trainer.optimizers[0].param_groups[0]["lr"]}
         row |= {"seconds": seconds}
         self.rows.append(row)
-        if self.best is None or row["val_acc"] > self.best["val_acc"]:
-            self.best = {"epoch": learner.epoch, "val_acc": row["val_acc"]}
+        judged = f"val_{learner.measure.name}"
+        if self.best is None or learner.measure.better(row[judged], self.best[judged]):
+            self.best = {"epoch": learner.epoch, judged: row[judged]}
             named = trainer.strategy.lightning_module_state_dict()
             start = checkpoints.PARTS[checkpoints.WEIGHTS]
             weights = {name: value for name, value in named.items() if name.startswith(start)}
@@ -99,7 +102,7 @@ class Keeper(Callback):
         if trainer.is_global_zero:
             self.run.write_rows(self.rows)
             for each in self.shown:
-                each.write(line(row, learner.recipe.epochs))
+                each.write(line(row, learner.recipe.epochs, learner.measure))
             for logger in trainer.loggers:
                 logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, step=learner.epoch)
         learner.epoch, learner.position, learner.seconds = learner.epoch + 1, 0, 0.0
@@ -159,11 +162,11 @@ class Lines(Callback):
         """Nothing to take away."""
 
 
-def line(row: Row, epochs: int) -> str:
+def line(row: Row, epochs: int, by: Measure = ACCURACY) -> str:
     """An epoch in one line."""
-    said = f"epoch {row['epoch'] + 1:.0f}/{epochs}  train {row['train_loss']:.4f} {100 * row['train_acc']:.2f} %"
-    said += f"  test {row['val_loss']:.4f} {100 * row['val_acc']:.2f} %"
-    said += f"  average {100 * row['ema_val_acc']:.2f} %" if "ema_val_acc" in row else ""
+    said = f"epoch {row['epoch'] + 1:.0f}/{epochs}  train {row['train_loss']:.4f} {by.said(row[f'train_{by.name}'])}"
+    said += f"  test {row['val_loss']:.4f} {by.said(row[f'val_{by.name}'])}"
+    said += f"  average {by.said(row[f'ema_val_{by.name}'])}" if f"ema_val_{by.name}" in row else ""
     return f"{said}  {row['seconds']:.1f} s"
 
 
@@ -193,9 +196,10 @@ class Bar(Lines):
         learner, self.shown = _learner(pl_module), now
         done = learner.epoch * learner.length + learner.position
         sums = learner.train_tally
-        count = max(1, int(sums.count))
+        count, by = max(1, int(sums.count)), learner.measure
+        loss, first = float(sums.loss) / count, int(sums.first) / count
         rate = (done - self.first) * learner.per_device * learner.world / (now - self.began)
-        said = f"{rate:,.0f} images/s  loss {float(sums.loss) / count:.4f}  {100 * int(sums.first) / count:.2f} %"
+        said = f"{rate:,.0f} {by.seen}/s  loss {loss:.4f}  {by.said({'acc': first, 'bits': loss / log(2)}[by.name])}"
         epoch = f"epoch {learner.epoch + 1}/{learner.recipe.epochs}"
         self.progress.update(self.task, completed=done, said=said, description=epoch)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from convnn_lab.data.augment import test_transform
 from convnn_lab.data.loader import read
+from convnn_lab.data.text import TEXTS
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import checkpoints, store
 from convnn_lab.train.build import build
@@ -23,12 +24,13 @@ from convnn_lab.train.fit import device_of, half, set_up
 from convnn_lab.train.run import Run
 from convnn_lab.train.source import FOLDERS, Prepare, Share, load
 from convnn_lab.train.tally import Tally
+from convnn_lab.train.text import Codes
 
 Which = Literal["last", "best", "average"]
 
 
 def evaluate(folder: Path, which: Which = "last", data_dir: Path | None = None) -> dict[str, Any]:
-    """Loss, top-1 and top-5 of a run, over all samples it is tested on, on one device."""
+    """Loss, top-1 and top-5 of a run, over all samples it is tested on, on one device; of a text also the bits."""
     run = Run.open(folder)
     _, recipe = run.recipe()
     recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir)
@@ -36,13 +38,14 @@ def evaluate(folder: Path, which: Which = "last", data_dir: Path | None = None) 
     device = device_of(recipe)
     set_up(recipe)
     source = load(recipe, device)
-    model, prepare = _trained(run, recipe, which, device)
+    model, prepare = trained(run, recipe, which, device)
     tally = Tally().to(device)
     with torch.inference_mode(), _precision(recipe, device):
         for images, labels in source.test(Share(recipe.shares(recipe.devices * recipe.nodes)[0])):
             tally.update(model(prepare(images.to(device))), labels.to(device))
     means = tally.compute()
-    return {"top1": means["acc"], "top5": means["top5"], "loss": means["loss"], "samples": source.test_count}
+    told = {"top1": means["acc"], "top5": means["top5"], "loss": means["loss"], "samples": int(tally.count)}
+    return told | ({"bits": means["bits"]} if recipe.dataset in TEXTS else {})
 
 
 def predict(
@@ -51,12 +54,14 @@ def predict(
     """The most likely classes of each picture, with their probabilities."""
     run = Run.open(folder)
     _, recipe = run.recipe()
+    if recipe.dataset in TEXTS:
+        raise ValueError(f"{folder} has learned from a text and sees nothing in pictures; examples/generate.py writes")
     recipe = replace(recipe, accelerator="auto")
     device = device_of(recipe)
     set_up(recipe)
     about = store.read_json(run.folder / "data.json")
     images = [_picture(path, recipe, about).to(device) for path in pictures]
-    model, prepare = _trained(run, recipe, which, device)
+    model, prepare = trained(run, recipe, which, device)
     with torch.inference_mode(), _precision(recipe, device):
         logits = torch.cat([model(prepare(image)) for image in images]).float()
     best = logits.softmax(-1).topk(min(top, len(about["classes"])))
@@ -66,7 +71,8 @@ def predict(
     ]
 
 
-def _trained(run: Run, recipe: Recipe, which: Which, device: torch.device) -> tuple[nn.Module, nn.Module]:
+def trained(run: Run, recipe: Recipe, which: Which, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """The model of a run with its weights, and what makes numbers for it of what the data set holds."""
     about = store.read_json(run.folder / "data.json")
     pl.seed_everything(recipe.seed, verbose=False)
     model = build(recipe, about["channels"], about["size"], len(about["classes"]))
@@ -74,7 +80,7 @@ def _trained(run: Run, recipe: Recipe, which: Which, device: torch.device) -> tu
     if not place.exists():
         raise ValueError(f"{run.folder} has no weights yet: there is no {place}")
     checkpoints.load_weights(model, place, average=which == "average")
-    prepare = Prepare(tuple(about["mean"]), tuple(about["std"]), about["size"])
+    prepare = Prepare(tuple(about["mean"]), tuple(about["std"]), about["size"]) if about["mean"] else Codes()
     return model.to(device).eval(), prepare.to(device)
 
 

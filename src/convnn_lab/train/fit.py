@@ -106,7 +106,8 @@ class Session:
         model = build(recipe, source.channels, source.size, len(source.classes))
         self.learner = Classifier(recipe, model, source, recipe.devices * recipe.nodes)
         if source.length(self.learner.share_of(0)) == 0:
-            raise ValueError(f"--batch must be at most the {source.train_count} training images, got {recipe.batch}")
+            most = f"{source.train_count} training {self.learner.measure.seen}"
+            raise ValueError(f"--batch must be at most the {most}, got {recipe.batch}")
         # Epochs after the checkpoint are run again.
         self.rows = [] if state is None else [row for row in self.run.rows() if row["epoch"] < state["epoch"]]
         deadline = None if recipe.max_seconds is None else self.began + recipe.max_seconds
@@ -137,7 +138,7 @@ class Session:
         }
         store.write_json(self.run.folder / "summary.json", summary)
         if rows:
-            figures.curves(self.run.folder / "curves.png", {self.run.folder.name: rows})
+            figures.curves(self.run.folder / "curves.png", {self.run.folder.name: rows}, learner.measure)
         if ended == "stopped" and not self.quiet:
             sys.stdout.write(f"stopped by {self.keeper.asked}; convnn train --resume {self.run.folder} goes on\n")
 

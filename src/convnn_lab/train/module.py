@@ -21,8 +21,10 @@ from torch.utils.checkpoint import checkpoint as again
 from convnn_lab.data.augment import erasing, mixing
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import randomness
+from convnn_lab.train.measure import measure
 from convnn_lab.train.source import Batch, Prepare, Share, Source
-from convnn_lab.train.tally import Tally
+from convnn_lab.train.tally import Tally, each
+from convnn_lab.train.text import Codes
 
 LOOK_EVERY = 50  # steps between two looks at numbers on a GPU
 
@@ -46,7 +48,8 @@ class Classifier(pl.LightningModule):
         self.per_device, self.turns = recipe.shares(world)
         if (recipe.mixup or recipe.cutmix) and self.per_device % 2:
             raise ValueError(f"mixing needs an even number of images at once, got {self.per_device}")
-        self.prepare = Prepare(source.mean, source.std, source.size)
+        self.prepare = Prepare(source.mean, source.std, source.size) if source.mean else Codes()
+        self.measure = measure(recipe)
         self.average = None
         if recipe.ema is not None:
             self.average = ModelEmaV3(model, decay=recipe.ema, use_warmup=True).requires_grad_(False)
@@ -129,7 +132,8 @@ class Classifier(pl.LightningModule):
             self.kept = [buffer.clone() for buffer in self.model.buffers()]
         images, labels = self._augmented(self.prepare(images), labels)
         logits = self._run[0](images)
-        if labels.ndim > 1:
+        logits, labels = each(logits, labels)
+        if labels.is_floating_point():
             loss = self.soft(logits, labels)
         else:
             loss = F.cross_entropy(logits, labels, label_smoothing=self.smooth)
@@ -197,11 +201,12 @@ class Classifier(pl.LightningModule):
     def measured(self) -> dict[str, float]:
         """The epoch that ended, over all processes; the sums start anew."""
         trained, tested = self.train_tally.compute(), self.test_tally.compute()
-        row = {"train_loss": trained["loss"], "train_acc": trained["acc"]}
-        row |= {"val_loss": tested["loss"], "val_acc": tested["acc"], "val_top5": tested["top5"]}
+        name, beside = self.measure.name, self.measure.beside
+        row = {"train_loss": trained["loss"], f"train_{name}": trained[name]}
+        row |= {"val_loss": tested["loss"], f"val_{name}": tested[name], f"val_{beside}": tested[beside]}
         if self.average is not None:
             averaged = self.average_tally.compute()
-            row |= {"ema_val_loss": averaged["loss"], "ema_val_acc": averaged["acc"]}
+            row |= {"ema_val_loss": averaged["loss"], f"ema_val_{name}": averaged[name]}
         for tally in (self.train_tally, self.test_tally, self.average_tally):
             tally.reset()
         return row

@@ -19,6 +19,7 @@ from convnn_lab.data.arrays import Arrays, Data
 from convnn_lab.data.augment import require_arrays_fit, side
 from convnn_lab.data.folder import Folder, folder, imagenet
 from convnn_lab.data.loader import order, test_loader, train_loader
+from convnn_lab.data.text import TEXTS
 from convnn_lab.recipes import Recipe
 
 FOLDERS = {"imagenet": imagenet, "folder": folder}
@@ -69,14 +70,34 @@ class Source(Protocol):
 
 def load(recipe: Recipe, device: torch.device | str = "cpu") -> Source:
     """Open the data set of a recipe; what fits into memory goes to the device."""
+    _require_a_model_for(recipe)
     if recipe.dataset in FOLDERS:
         found = FOLDERS[recipe.dataset](recipe.data_dir)
         return FolderSource(found, recipe)
+    if recipe.dataset in TEXTS:
+        from convnn_lab.train.text import TextSource  # noqa: PLC0415 - it is a source of this file
+
+        return TextSource(TEXTS[recipe.dataset](recipe.data_dir).to(device), recipe)
     if recipe.dataset not in data.DATASETS:
-        known = ", ".join([*data.DATASETS, *FOLDERS])
+        known = ", ".join([*data.DATASETS, *FOLDERS, *TEXTS])
         raise ValueError(f"unknown data set {recipe.dataset!r}; known are {known}")
     require_arrays_fit(recipe)
     return ArraySource(data.load(recipe.dataset, recipe.data_dir).to(device), recipe)
+
+
+def _require_a_model_for(recipe: Recipe) -> None:
+    """Refuse a model of images for a text, and what is done to images."""
+    text = recipe.dataset in TEXTS
+    if text != recipe.model.startswith("gpt"):
+        needed = "a model of text, such as gpt_tiny" if text else "a model of images"
+        raise ValueError(f"{recipe.dataset} needs {needed}, got --model {recipe.model}")
+    if text:
+        require_arrays_fit(recipe)
+        for name in ("image_size", "erase", "mixup", "cutmix"):
+            if getattr(recipe, name):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is for images, and {recipe.dataset} is a text; leave it out"
+                )
 
 
 class ArraySource:

@@ -21,6 +21,7 @@ from convnn_lab.recipes import Recipe
 from convnn_lab.tables.flops import count
 from convnn_lab.train import figures, fit, store
 from convnn_lab.train.build import build, irrelevant
+from convnn_lab.train.measure import ACCURACY, Measure, measure
 from convnn_lab.train.module import NonFiniteError
 from convnn_lab.train.run import Row, Run
 from convnn_lab.train.source import load
@@ -45,7 +46,7 @@ class Result:
     """Runs that differ in their seed alone."""
 
     differs: Mapping[str, str]
-    accuracies: tuple[float, ...]
+    finals: tuple[float, ...]
     losses: tuple[float, ...]
     bests: tuple[float, ...]
     parameters: int
@@ -53,6 +54,7 @@ class Result:
     seconds: float
     rows: tuple[Row, ...]
     failed: int = 0
+    measure: Measure = ACCURACY
 
 
 def points(axes: Mapping[str, Sequence[str]], read: Callable[[Mapping[str, str]], Recipe]) -> list[Point]:
@@ -134,17 +136,19 @@ def _results(folder: Path, asked: Sequence[Point], failed: set[str]) -> list[Res
             continue
         summaries: list[Any] = [run.summary() for run in runs]
         recipe = members[0].recipe
+        judged = f"val_{measure(recipe).name}"
         results.append(
             Result(
                 dict(key),
-                tuple(each["final"]["val_acc"] for each in summaries),
+                tuple(each["final"][judged] for each in summaries),
                 tuple(each["final"]["val_loss"] for each in summaries),
-                tuple(each["best"]["val_acc"] for each in summaries),
+                tuple(each["best"][judged] for each in summaries),
                 summaries[0]["parameters"] if summaries else 0,
                 _flops(recipe, runs[0]) if runs else 0,
                 mean(each["seconds"] for each in summaries) if summaries else 0.0,
                 tuple(_averaged([run.rows() for run in runs])),
                 lost,
+                measure(recipe),
             )
         )
     return results
@@ -170,23 +174,22 @@ def _spread(values: Sequence[float]) -> float:
 
 def _write(folder: Path, results: Sequence[Result]) -> None:
     """One table and one figure."""
-    fields = list(results[0].differs) if results else []
+    fields, by = (list(results[0].differs), results[0].measure) if results else ([], ACCURACY)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [*fields, "val_acc", "val_acc_std", "val_loss", "best_val_acc", "seeds", "parameters", "flops", "seconds"]
-    )
+    judged = [f"val_{by.name}", f"val_{by.name}_std", "val_loss", f"best_val_{by.name}"]
+    writer.writerow([*fields, *judged, "seeds", "parameters", "flops", "seconds"])
     for each in results:
-        if each.accuracies:
-            measured = [mean(each.accuracies), _spread(each.accuracies), mean(each.losses), mean(each.bests)]
-            numbers = [*map(repr, measured), len(each.accuracies), each.parameters, each.flops, repr(each.seconds)]
+        if each.finals:
+            measured = [mean(each.finals), _spread(each.finals), mean(each.losses), mean(each.bests)]
+            numbers = [*map(repr, measured), len(each.finals), each.parameters, each.flops, repr(each.seconds)]
             writer.writerow([*each.differs.values(), *numbers])
     with store.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     store.write(folder / "table.csv", text.getvalue())
     drawn = {label(each.differs): each.rows for each in results if each.rows}
     if drawn:
-        figures.curves(folder / "curves.png", drawn)
+        figures.curves(folder / "curves.png", drawn, by)
 
 
 def label(differs: Mapping[str, str]) -> str:
@@ -195,22 +198,22 @@ def label(differs: Mapping[str, str]) -> str:
 
 
 def show(title: str, results: Sequence[Result]) -> None:
-    """Print the table; accuracies are those of the last epoch."""
-    drawn = Table(title=title, box=SIMPLE)
+    """Print the table; what runs are judged by is that of the last epoch."""
+    drawn, by = Table(title=title, box=SIMPLE), results[0].measure if results else ACCURACY
     drawn.add_column("")
-    for name in ("test accuracy", "best epoch", "test loss", "seeds", "parameters", "MFLOPs", "time"):
+    for name in (f"test {by.title}", "best epoch", "test loss", "seeds", "parameters", "MFLOPs", "time"):
         drawn.add_column(name, justify="right")
     for each in results:
-        if not each.accuracies:
+        if not each.finals:
             drawn.add_row(label(each.differs), "not finite", *[""] * 6)
             continue
-        spread = f" ± {100 * _spread(each.accuracies):.2f}" if len(each.accuracies) > 1 else ""
+        spread = f" ± {by.scale * _spread(each.finals):.{by.digits}f}" if len(each.finals) > 1 else ""
         drawn.add_row(
             label(each.differs),
-            f"{100 * mean(each.accuracies):.2f} %{spread}",
-            f"{100 * mean(each.bests):.2f} %",
+            f"{by.said(mean(each.finals))}{spread}",
+            by.said(mean(each.bests)),
             f"{mean(each.losses):.4f}",
-            str(len(each.accuracies)),
+            str(len(each.finals)),
             f"{each.parameters:,}",
             f"{each.flops / 1e6:,.2f}",
             f"{each.seconds:.1f} s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import Any
 
 import torch
@@ -10,8 +11,19 @@ from torch import Tensor
 from torchmetrics import Metric
 
 
+def each(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """A row of logits for each label: ``(B, N, V)`` and ``(B, N)`` become ``(B N, V)`` and ``(B N,)``.
+
+    Labels that are shares of all classes, ``(B, V)``, stay as they are.
+    """
+    return (logits, labels) if labels.is_floating_point() else (logits.flatten(0, -2), labels.flatten())
+
+
 class Tally(Metric):
-    """Loss, top-1 and top-5 over samples: sums and counts, so that batches of unequal size weigh what they hold."""
+    """Loss, top-1 and top-5 over samples: sums and counts, so that batches of unequal size weigh what they hold.
+
+    The loss is also told in bits.
+    """
 
     full_state_update = False
     loss: Tensor
@@ -32,8 +44,8 @@ class Tally(Metric):
             labels: classes, or a share for each of them, of which the largest is the one to find.
             loss: the mean over the batch, where it is something else than the cross entropy.
         """
-        hard = labels.argmax(-1) if labels.ndim > 1 else labels
-        logits = logits.detach().float()
+        logits, labels = each(logits.detach().float(), labels)
+        hard = labels.argmax(-1) if labels.is_floating_point() else labels
         mean = F.cross_entropy(logits, hard) if loss is None else loss.detach()
         best = logits.topk(min(5, logits.shape[-1])).indices == hard[:, None]
         self.loss += mean.double() * len(hard)
@@ -44,7 +56,7 @@ class Tally(Metric):
     def compute(self) -> dict[str, float]:
         """The means so far."""
         count = int(self.count)
-        means = {"loss": self.loss, "acc": self.first, "top5": self.five}
+        means = {"loss": self.loss, "bits": self.loss / log(2), "acc": self.first, "top5": self.five}
         return {name: float(total) / count if count else float("nan") for name, total in means.items()}
 
     def sums(self) -> dict[str, Any]:
