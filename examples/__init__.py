@@ -1,0 +1,1 @@
+"""What the library can be used for, each in a file that runs."""
