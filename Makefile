@@ -18,7 +18,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	@echo 'Tests deselected below carry the markers slow and gpu: make test-slow, make test-gpu.'
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow tests
