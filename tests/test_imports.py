@@ -25,6 +25,27 @@ def test_import_convnn_brings_nothing_that_torch_does_not() -> None:
     assert brought - set(sys.stdlib_module_names) == {"convnn"}
 
 
+def test_converting_brings_only_what_the_model_is_made_of() -> None:
+    use = "import convnn, torchvision\nconvnn.convert(torchvision.models.swin_t())"
+    brought = top_level_modules(use)
+    assert "torchvision" in brought
+    assert not brought & {"timm", "transformers"}
+
+
+def test_an_integration_without_its_package_says_what_it_needs() -> None:
+    use = """
+for package in ("timm", "torchvision", "transformers"):
+    sys.modules[package] = None
+    try:
+        __import__("convnn.integrations." + package)
+    except ModuleNotFoundError as error:
+        assert "pip install " + package in str(error), error
+    else:
+        raise SystemExit(package)
+"""
+    assert "convnn" in top_level_modules(use)
+
+
 def test_the_operator_does_not_bring_triton_along() -> None:
     use = "import convnn, torch\nwith torch.no_grad(): convnn.functional.convnn(*[torch.ones(3, 2)] * 3, k=2)"
     assert "triton" not in top_level_modules(use)
@@ -83,6 +104,8 @@ LEVELS = [
     {"models.gpt"},
     {"models"},
     {"integrations"},
+    {"integrations.heads"},
+    {"integrations.timm_layers", "integrations.torchvision", "integrations.transformers"},
     {"integrations.timm"},
     {"convnn"},
 ]

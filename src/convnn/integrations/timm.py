@@ -1,5 +1,7 @@
 """The models in timm's registry: after ``import convnn.integrations.timm``, ``timm.create_model`` knows them.
 
+:func:`convnn.convert` knows the layers of timm's own models then, see :mod:`convnn.integrations.timm_layers`.
+
 Vision transformers are timm's own with ConvNN attention in them, so that everything timm does with one works. VGG and
 ResNet are the library's, with a hybrid layer where a 3x3 convolution stood.
 """
@@ -20,10 +22,11 @@ except ModuleNotFoundError as missing:
 from torch import nn
 
 from convnn import models
+from convnn.integrations import timm_layers
 from convnn.layers import ConvNNAttention
 from convnn.models import resnet, vgg, vit
 
-__all__ = ["NAMES"]
+__all__ = ["NAMES", "timm_layers"]
 
 # What ConvNNAttention takes beside what timm gives to an attention of its own.
 OPTIONS = (
