@@ -1,6 +1,8 @@
 """What pretrained networks still know after convnn.convert: answers before and after, on what they were tested on.
 
-python benchmarks/pretrained.py DATA [--networks resnet20 vit ...] [--images N] [--k 8 16 32]
+python benchmarks/pretrained.py DATA [--networks resnet20 vit ...] [--images N] [--k 8 16 32] [--search]
+
+--search lets convolutions find their neighbours by the genuine search, which takes long: say --images too.
 
 DATA holds models/, cifar10/, mnist/ and resnet50/ (see convnn_lab.pretrained).
 """
@@ -17,7 +19,7 @@ from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 import convnn
-from convnn import ConvNNAttention
+from convnn import ConvNN2d, ConvNNAttention
 from convnn_lab.pretrained import scores
 from convnn_lab.pretrained.scores import NETWORKS, Images
 
@@ -39,7 +41,7 @@ def row(name: str, answers: Tensor, seconds: float, before: Tensor) -> None:
     print(f"  {name:24} {seconds:7.1f} s   logits differ by {apart:.1e}   {changed} answers changed", flush=True)
 
 
-def compare(name: str, data: Path, count: int | None, ks: list[int]) -> None:
+def compare(name: str, data: Path, count: int | None, ks: list[int], search: bool) -> None:
     network, names = NETWORKS[name], scores.labels(data) if name == "resnet50" else None
     model, given = network.read(data), network.images(data, count)
     before, seconds = timed(model, given.images)
@@ -48,6 +50,9 @@ def compare(name: str, data: Path, count: int | None, ks: list[int]) -> None:
     after, seconds = timed(twin, given.images)
     row(f"{len(report.replaced)} layers converted", after, seconds, before)
     print(f"  {'':36}{said(after, given, names)}; {len(report.left)} left, exact: {report.exact}")
+    if search and any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        by_search = convnn.convert(model, {nn.Conv2d: ConvNN2d.using(backend="chunked")})[0]
+        row("… by search", *timed(by_search, given.images), before)
     for k in ks if any(isinstance(module, Attention) for module in model.modules()) else []:
         rules: dict[Any, Any] = {Attention: ConvNNAttention.using(k=k, kernel=None)}
         nearest, seconds = timed(convnn.convert(model, rules)[0], given.images)
@@ -61,11 +66,12 @@ def main() -> None:
     asked.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     asked.add_argument("--images", type=int, help="the first so many; all by default")
     asked.add_argument("--k", type=int, nargs="*", default=[8, 16, 32], help="attend to so many nearest keys too")
+    asked.add_argument("--search", action="store_true", help="convolutions by the genuine search too")
     asked.add_argument("--threads", type=int, default=1)
     given = asked.parse_args()
     torch.set_num_threads(given.threads)
     for name in given.networks:
-        compare(name, given.data, given.images, given.k)
+        compare(name, given.data, given.images, given.k, given.search)
 
 
 if __name__ == "__main__":

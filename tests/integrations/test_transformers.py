@@ -46,7 +46,8 @@ def bert(**options: Any) -> Any:
 
 
 def llama(**options: Any) -> Any:
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, num_key_value_heads=1, **SMALL, **options)).eval()
+    sizes = SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes, **options)).eval()
 
 
 def padded() -> dict[str, Tensor]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from timm.layers.attention import Attention
+from torch import nn
 
 import convnn
-from convnn import ConvNNAttention
+from convnn import ConvNN2d, ConvNNAttention
 from convnn_lab.pretrained.scores import NETWORKS, labels, logits, right
 
 # Of the first 200 images of the test sets.
@@ -35,6 +36,14 @@ def test_a_trained_network_scores_what_it_scored(name: str, data: Path) -> None:
     torch.testing.assert_close(after, before, atol=1e-4, rtol=0)
     assert given.labels is not None
     assert right(after, given.labels) == right(before, given.labels) == RIGHT[name]
+
+
+def test_a_trained_convolution_is_found_by_the_genuine_search(data: Path) -> None:
+    model, given = NETWORKS["resnet20"].read(data), NETWORKS["resnet20"].images(data, 3)
+    rules: dict[Any, Any] = {nn.Conv2d: ConvNN2d.using(backend="chunked")}
+    twin, report = convnn.convert(model, rules)
+    assert report.exact
+    torch.testing.assert_close(logits(twin, given.images), logits(model, given.images), atol=1e-3, rtol=0)
 
 
 def test_half_the_tokens_are_enough_for_a_digit(data: Path) -> None:
