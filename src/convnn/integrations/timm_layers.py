@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,12 +85,13 @@ def same(module: Any, layer: Any) -> Twin:
     if layer is not None and not (isinstance(layer, type) and issubclass(layer, ConvNN2d)):
         raise Refused(f"ConvNN2d can stand for Conv2dSame, {getattr(layer, '__name__', layer)} cannot")
     chosen = SameConvNN2d if layer is None else SameConvNN2d.using(**layer.given)
-    return replace(maps.convolution(adopted(module, nn.Conv2d), chosen), back=same_back)
+    twin = maps.convolution(adopted(module, nn.Conv2d), chosen)
+    return replace(twin, back=partial(same_back, twin.back))
 
 
-def same_back(layer: Any) -> nn.Module:
+def same_back(plain: Any, layer: nn.Module) -> nn.Module:
     """timm's convolution with the parameters a layer has now."""
-    return adopted(maps._back(layer), Conv2dSame)
+    return adopted(plain(layer), Conv2dSame)
 
 
 def standardized(module: Any, layer: Any) -> Twin:  # noqa: ARG001 - as every twin is asked for
