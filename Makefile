@@ -17,6 +17,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@.ci/browser
 	@echo 'Tests deselected below carry the markers slow and gpu: make test-slow, make test-gpu.'
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 

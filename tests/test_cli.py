@@ -216,7 +216,7 @@ def test_a_case_that_cannot_be_drawn_fails_with_its_seed(
 
 
 WRONG = {
-    "nothing": ([], "Expected one of {verify, train, sweep, compare, eval, predict, models, info, reproduce, bench}."),
+    "nothing": ([], f"Expected one of {{{', '.join(cli.COMMANDS)}}}."),
     "no such command": (["verfy"], "Unrecognized options: verfy (see convnn --help)"),
     "no such option": (["verify", "--sed", "3"], "Unrecognized options: --sed, 3 (see convnn --help)"),
     "no number": (["verify", "--seed", "x"], "Error parsing --seed: invalid literal for int() with base 10: 'x'"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from convnn_lab.commands import BY_RECIPE, Compare, Eval, Predict, Sweep, Train
+from convnn_lab.explorer import commands as explorer
 from convnn_lab.parsing import parse, require_writable
 
 # What a command ends with: 0, all is well; 1, what it checked does not hold; 2, it was asked for the impossible.
@@ -191,6 +192,7 @@ COMMANDS: dict[str, Any] = {
     "info": Info,
     "reproduce": Reproduce,
     "bench": Bench,
+    **explorer.COMMANDS,
 }
 
 
@@ -211,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments and arguments[0] in BY_RECIPE:
             return BY_RECIPE[arguments[0]](list(arguments[1:]))
         described = "Convolution and attention as one operator over nearest neighbours."
-        return int(parse(COMMANDS, arguments, prog="convnn", description=described).run_it())
+        return int(parse(COMMANDS, explorer.long(arguments), prog="convnn", description=described).run_it())
     except (ValueError, OSError) as error:
         sys.stderr.write(f"convnn: {error}\n")
         return MISUSED

@@ -88,13 +88,17 @@ def _picture(path: Path, recipe: Recipe, about: dict[str, Any]) -> Tensor:
     """A picture as a batch of one, in bytes, as the run's own data set has them."""
     if not path.is_file():
         raise ValueError(f"there is no picture {path}")
-    image = read(path)
+    return pixels(read(path), recipe, about)
+
+
+def pixels(image: Image.Image, recipe: Recipe, about: dict[str, Any]) -> Tensor:
+    """An image as a batch of one, in bytes, as the run's own data set has them."""
     if recipe.dataset in FOLDERS:
         return torch.as_tensor(test_transform(recipe)(image))[None]
     image = image.convert("L") if about["channels"] == 1 else image
     image = image.resize((about["native"], about["native"]), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(image))
-    return pixels[None, None] if about["channels"] == 1 else pixels.permute(2, 0, 1)[None]
+    held = torch.from_numpy(np.array(image))
+    return held[None, None] if about["channels"] == 1 else held.permute(2, 0, 1)[None]
 
 
 def _precision(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:

@@ -1,0 +1,108 @@
+"""The commands that show what a layer looks at. Torch is imported when there is work to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convnn_lab.parsing import require_writable
+
+if TYPE_CHECKING:
+    from convnn_lab.explorer.networks import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Which network looks at the pictures; pixels alone unless told."""
+
+    run: Path | None = None
+    """the folder of a run"""
+    model: str | None = None
+    """the name of a model: one of convnn models, or one of timm's"""
+    weights: Path | None = None
+    """of --model: a file of its weights; random unless told"""
+    layer: str | None = None
+    """of --model: what stands where a convolution or an attention stood"""
+    k: int | None = None
+    """of --model: how many neighbours its layers choose"""
+    ratio: float | None = None
+    """of --model: share of neighbours in a hybrid layer"""
+    candidates: str | None = None
+    """of --model: random:R or grid:R"""
+    size: int = 224
+    """of --model: side of the picture"""
+    layers: tuple[str, ...] = ()
+    """only layers whose names contain one of these words"""
+    cells: int = 3136
+    """how many cells of a map are kept at most"""
+
+    def check(self) -> None:
+        """Refuse what says nothing or two things."""
+        if self.run is not None and self.model is not None:
+            raise ValueError("--run and --model each say who looks; give one")
+        given = {"--weights": self.weights, "--layer": self.layer, "--k": self.k, "--ratio": self.ratio}
+        for flag, value in {**given, "--candidates": self.candidates}.items():
+            if value is not None and self.model is None:
+                raise ValueError(f"{flag} is for --model, which was not given")
+        for flag, number in (("--size", self.size), ("--cells", self.cells)):
+            if number < 1:
+                raise ValueError(f"{flag} must be at least 1, got {number}")
+
+    def network(self) -> Network | None:
+        """The network that was asked for."""
+        from convnn_lab.explorer import networks
+        from convnn_lab.train.build import candidates
+
+        if self.run is not None:
+            return networks.of_run(self.run)
+        if self.model is None:
+            return None
+        options: dict[str, Any] = {"layer": self.layer, "k": self.k, "ratio": self.ratio}
+        options["candidates"] = candidates(self.candidates)
+        return networks.by_name(self.model, size=self.size, weights=self.weights, **options)
+
+
+@dataclass(frozen=True)
+class Explore(Seen):
+    """Write a page on which every position of a picture shows its nearest neighbours."""
+
+    images: tuple[Path, ...]
+    """pictures"""
+    compare: tuple[Path, Path] | None = None
+    """two runs side by side, with the same query"""
+    output: Path = Path("explore.html")
+    """the page"""
+
+    def run_it(self) -> int:
+        """Write the page."""
+        self.check()
+        if not self.images:
+            raise ValueError("name at least one picture")
+        if self.compare is not None and (self.run is not None or self.model is not None):
+            raise ValueError("--compare names both runs; leave out --run and --model")
+        require_writable(self.output, "--output")
+        from convnn_lab.explorer import networks, views
+
+        pictures = views.pictures(self.images)
+        if self.compare is None:
+            who: Sequence[Network | None] = [self.network()]
+        else:
+            who = [networks.of_run(folder) for folder in self.compare]
+        text = views.written(pictures, who, self.layers, self.cells)
+        self.output.write_text(text, encoding="utf-8")
+        for picture in pictures:
+            for note in picture.notes:
+                sys.stdout.write(f"{picture.name}: {note}\n")
+        sys.stdout.write(f"{self.output}: {self.output.stat().st_size / 1e6:.1f} MB; open it in a browser\n")
+        return 0
+
+
+COMMANDS: dict[str, Any] = {"explore": Explore}
+
+
+def long(arguments: Sequence[str]) -> list[str]:
+    """Write out the short flag of these commands."""
+    return ["--output" if word == "-o" and arguments[0] in COMMANDS else word for word in arguments]
