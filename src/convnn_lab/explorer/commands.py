@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from convnn_lab.parsing import require_writable
 
@@ -100,7 +100,57 @@ class Explore(Seen):
         return 0
 
 
-COMMANDS: dict[str, Any] = {"explore": Explore}
+@dataclass(frozen=True)
+class Neighbors(Seen):
+    """Draw neighbours for a paper: maps by layer, how far and how locally each looks, what heads share."""
+
+    images: tuple[Path, ...]
+    """pictures"""
+    at: tuple[float, float] = (0.5, 0.5)
+    """the query, as parts of the picture's width and height"""
+    head: int = 0
+    """the head that is drawn; -1 for every one"""
+    dial: tuple[float, ...] = ()
+    """also draw the last layer on the way from a convolution, 0, to attention, 1, at these shares"""
+    temperature: float = 1.0
+    """of the weights on that way"""
+    samples: int = 0
+    """of --run: how many pictures its data set is tested on are measured too"""
+    format: Literal["png", "svg", "pdf"] = "png"
+    output: Path = Path("neighbors")
+    """a folder"""
+
+    def run_it(self) -> int:
+        """Write the figures."""
+        self.check()
+        self.check_drawn()
+        from convnn_lab.explorer import neighbors, networks, views
+
+        who, seen = self.network(), views.pictures(self.images)
+        more = [] if self.run is None or not self.samples else networks.tested(self.run, self.samples)
+        self.output.mkdir(parents=True, exist_ok=True)
+        head = None if self.head < 0 else self.head
+        shown = neighbors.Shown(self.at, head, self.dial, self.temperature, self.format)
+        chosen: dict[str, Any] = {"wanted": self.layers, "cells": self.cells, "samples": more}
+        for path in neighbors.draw(seen, who, self.output, shown, **chosen):
+            sys.stdout.write(f"{path}\n")
+        return 0
+
+    def check_drawn(self) -> None:
+        """Refuse what cannot be drawn."""
+        if not self.images:
+            raise ValueError("name at least one picture")
+        if not all(0 <= part <= 1 for part in (*self.at, *self.dial)):
+            raise ValueError(f"--at and --dial must be from 0 to 1, got {self.at} and {self.dial}")
+        if not self.temperature > 0:
+            raise ValueError(f"--temperature must be greater than 0, got {self.temperature}")
+        if self.samples < 0 or (self.samples and self.run is None):
+            raise ValueError(f"--samples takes pictures of the data set of a --run, got {self.samples}")
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"--output must name a folder, got the file {self.output}")
+
+
+COMMANDS: dict[str, Any] = {"explore": Explore, "neighbors": Neighbors}
 
 
 def long(arguments: Sequence[str]) -> list[str]:

@@ -170,25 +170,43 @@ def exponent(layer: Layer) -> int:
     return int(torch.tensor(largest, dtype=torch.float64).log2().floor()) - 4
 
 
-def found(layer: Layer, choices: Choices, backend: str | Backend = REFERENCE) -> tuple[Neighbors, Tensor]:
-    """The neighbours of every query of every head and their weights, by the library's own search, ``(H, N, K)``."""
+def found(
+    layer: Layer, choices: Choices, backend: str | Backend = REFERENCE, *, only: int | None = None
+) -> tuple[Neighbors, Tensor]:
+    """The neighbours of every query of every head and their weights, by the library's own search, ``(H, N, K)``.
+
+    Args:
+        only: search for this query alone; N is then 1.
+    """
     (query, key), before = layer.compared(), layer.map.before
-    similarity = _similarity(layer, choices)
     masks: list[Any] = [rule for rule in (_mask(layer, choices),) if rule is not None]
     if choices.share < 1:
         query, key = _placed(query, layer.map.centres(), before), _placed(key, layer.map.places(), before)
         if before:
             masks.append(Rule(partial(_have_places, before=before)))
-    options: dict[str, Any] = {}
-    if choices.self != "any":
-        options = {"self_index": layer.map.own_keys(), "self_score": "one" if choices.self == "one" else "true"}
+    own = layer.map.own_keys() if choices.self != "any" else None
+    if only is not None:
+        query, own = query[:, only : only + 1], None if own is None else own[only : only + 1]
+        masks = [mask[only : only + 1] if isinstance(mask, Tensor) else _row(mask, only) for mask in masks]
     among = _candidates(layer, choices)
     limit = key.shape[-2] if among is None else among.shape[-1]
-    k = choices.k if isinstance(choices.k, str) else min(choices.k, limit)
     near = nearest(
-        query, key, k=k, similarity=similarity, mask=masks or None, candidates=among, backend=backend, **options
+        query,
+        key,
+        k=choices.k if isinstance(choices.k, str) else min(choices.k, limit),
+        similarity=_similarity(layer, choices),
+        mask=masks or None,
+        candidates=among,
+        self_index=own,
+        self_score="one" if choices.self == "one" else "true",
+        backend=backend,
     )
     return near, Weigh(weighting(choices))(near.scores, near.filled)
+
+
+def _row(rule: Any, number: int) -> Rule:
+    """A rule for one row alone."""
+    return Rule(lambda i, j: rule(i + number, j))
 
 
 def weighting(choices: Choices) -> Weighting:

@@ -133,3 +133,21 @@ def _load(model: nn.Module, path: Path) -> None:
     except Exception as error:
         said = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} does not hold the weights of this model: {said}") from None
+
+
+def tested(folder: Path, count: int) -> list[Picture]:
+    """Pictures a run is tested on, evenly out of all of them."""
+    from convnn_lab.train.run import Run  # noqa: PLC0415 - Lightning takes seconds to import
+    from convnn_lab.train.source import Share, load  # noqa: PLC0415
+
+    source = load(Run.open(folder).recipe()[1])
+    chosen = set(torch.linspace(0, source.test_count - 1, min(count, source.test_count)).long().tolist())
+    seen, first = list[Picture](), 0
+    for images, labels in source.test(Share(256)):
+        for place in sorted(chosen & set(range(first, first + len(images)))):
+            name = source.classes[int(labels[place - first])]
+            seen.append(Picture(f"{name}, number {place}", _image(images[place - first : place - first + 1])))
+        first += len(images)
+        if len(seen) == len(chosen):
+            break
+    return seen

@@ -90,7 +90,7 @@ const explorer = (() => {
     const told = facts.told(layer, query, found, data.pictures[seen]);
     parts.facts.replaceChildren(...Object.entries(told).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     const most = Math.max(0, ...found.weights);
-    parts.low.textContent = "weight 0";
+    parts.low.textContent = "weight 0 (on a scale of square roots)";
     parts.high.textContent = found.weights.length ? most.toPrecision(3) : "no neighbour";
     const where = query < layer.before ? `class token ${query}` : `row ${layer.place(query)[0]}, column ${layer.place(query)[1]}`;
     const said = `${layer.name}, ${where}: ${found.index.length} neighbours` + (told["mean distance"] ? `, ${told["mean distance"]} away on average` : "");

@@ -45,10 +45,10 @@ const draw = (() => {
     context.drawImage(sheet, at.left, at.top, at.width, at.height);
   };
 
-  // What each key weighs, as a share of the heaviest.
+  // What each key weighs, as the square root of its share of the heaviest: faint weights can be seen.
   const strengths = (layer, found) => {
     const result = new Float32Array(layer.keys), most = Math.max(0, ...found.weights.map((w) => (w > 0 ? w : 0)));
-    found.index.forEach((key, slot) => { result[key] = most > 0 && found.weights[slot] > 0 ? found.weights[slot] / most : 0; });
+    found.index.forEach((key, slot) => { result[key] = most > 0 && found.weights[slot] > 0 ? Math.sqrt(found.weights[slot] / most) : 0; });
     return result;
   };
 
