@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from PIL import Image
 
-from convnn_lab.explorer.layer import Layer, Map
+from convnn_lab.explorer.layer import Layer
 from convnn_lab.explorer.page import Pane, View, page
+from convnn_lab.explorer.places import Map
 
 
 def tokens() -> Layer:

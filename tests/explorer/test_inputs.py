@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from convnn import models
 from convnn_lab import cli
 from convnn_lab.explorer import networks, page
-from convnn_lab.explorer.layer import Layer, Map, found
+from convnn_lab.explorer.layer import Layer, found
 from convnn_lab.explorer.pictures import LARGEST, picture
 from convnn_lab.explorer.pixels import pixel_layers, scaled
+from convnn_lab.explorer.places import Map
 from tests.explorer import samples
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from convnn.candidates import Cells, grid
-from convnn.hashing import drawn
+from convnn.hashing import drawn, mixed
 from convnn.masks import bigbird
 from convnn.similarity import SIMILARITIES
 from convnn.weighting import WEIGHTINGS
@@ -96,7 +96,10 @@ def test_the_settings_of_the_page_are_those_of_the_choices() -> None:
 
 def test_whole_numbers_are_drawn_as_the_library_draws_them(open_page: Callable[..., Any]) -> None:
     page = open_page(samples.text(samples.padded()))
-    numbers, seeds = [0, 1, 77, 3135, 65536], [0, 1, 7919, 2**31, 2**32 - 1]
+    # A seed whose hash is so large that adding a number leaves 32 bits.
+    carries = int(mixed(torch.arange(10**6)).argmax())
+    assert mixed(torch.tensor(carries)) + 65536 >= 2**32
+    numbers, seeds = [0, 1, 77, 3135, 65536], [0, 1, 7919, 2**31, 2**32 - 1, carries]
     seen = page.evaluate("([n, s]) => s.map((seed) => n.map((number) => search.drawn(number, seed)))", [numbers, seeds])
     for seed, row in zip(seeds, seen, strict=True):
         assert row == drawn(torch.tensor(numbers), seed).tolist()

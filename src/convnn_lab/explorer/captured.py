@@ -23,7 +23,8 @@ from convnn.layers.multihead import MultiheadConvNN
 from convnn.layers.windows import Windows
 from convnn.search import Search
 from convnn_lab.explorer import said
-from convnn_lab.explorer.layer import Choices, Layer, Map
+from convnn_lab.explorer.layer import Choices, Layer
+from convnn_lab.explorer.places import Map
 from convnn_lab.explorer.thinned import thinned
 
 KNOWN = "ConvNNAttention, MultiheadConvNN, ConvNN2d, HybridConv2d, Conv2d and attention with qkv, q_norm and k_norm"

@@ -150,7 +150,28 @@ class Neighbors(Seen):
             raise ValueError(f"--output must name a folder, got the file {self.output}")
 
 
-COMMANDS: dict[str, Any] = {"explore": Explore, "neighbors": Neighbors}
+@dataclass(frozen=True)
+class Report:
+    """Write a run or a sweep as one page: curves, the thesis beside it, neighbours, kernels, configuration."""
+
+    folder: Path
+    """of a run, or of several"""
+    output: Path = Path("report.html")
+    """the page"""
+
+    def run_it(self) -> int:
+        """Write the page."""
+        require_writable(self.output, "--output")
+        if not self.folder.is_dir():
+            raise ValueError(f"there is no folder {self.folder}")
+        from convnn_lab.explorer.report import report
+
+        self.output.write_text(report(self.folder), encoding="utf-8")
+        sys.stdout.write(f"{self.output}\n")
+        return 0
+
+
+COMMANDS: dict[str, Any] = {"explore": Explore, "neighbors": Neighbors, "report": Report}
 
 
 def long(arguments: Sequence[str]) -> list[str]:

@@ -21,7 +21,8 @@ WIDEST = 8
 """panels in a row"""
 
 
-def _figure(width: float, height: float) -> Any:
+def sheet(width: float, height: float) -> Any:
+    """An empty figure of so many inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -45,7 +46,7 @@ def saved(figure: Any, kind: str = "png", dots: int = 150) -> bytes:
 def _panels(count: int, proportion: float, side: float = 1.7) -> tuple[Any, list[Any]]:
     columns = min(count, WIDEST)
     rows = ceil(count / columns)
-    figure = _figure(side * columns, (side * proportion + 0.28) * rows)
+    figure = sheet(side * columns, (side * proportion + 0.28) * rows)
     panels = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
     for panel in panels:
         panel.axis("off")
@@ -117,7 +118,7 @@ def dialled(
 
 def distances(layers: Sequence[str], reaches: Sequence[Sequence[Reach]]) -> Any:
     """How far each layer looks, in pixels: a point for every head, a line for their mean, over all pictures."""
-    figure = _figure(1.8 + 0.42 * len(layers), 3.2)
+    figure = sheet(1.8 + 0.42 * len(layers), 3.2)
     axes = figure.subplots()
     heads = [[mean(each.distance[h] for each in seen) for h in range(len(seen[0].distance))] for seen in reaches]
     axes.plot(range(len(layers)), [mean(row) for row in heads], color=COLOURS[2], zorder=1)
@@ -131,7 +132,7 @@ def distances(layers: Sequence[str], reaches: Sequence[Sequence[Reach]]) -> Any:
 
 def localities(layers: Sequence[str], reaches: Sequence[Sequence[Reach]]) -> Any:
     """The share of neighbours inside windows of 3 x 3 and 5 x 5 cells, by layer, over all pictures."""
-    figure = _figure(1.8 + 0.5 * len(layers), 3.2)
+    figure = sheet(1.8 + 0.5 * len(layers), 3.2)
     axes = figure.subplots()
     for shift, (name, part) in enumerate((("3x3", "inside3"), ("5x5", "inside5"))):
         rows = [[mean(getattr(each, part)) for each in seen] for seen in reaches]
@@ -165,7 +166,7 @@ def overlaps(layers: Sequence[str], matrices: Sequence[Tensor]) -> Any:
 
 def rolled(image: Image.Image, reached: Tensor) -> Any:
     """What reaches the class token, over the picture."""
-    figure = _figure(6.4, 3.2 * image.height / image.width + 0.3)
+    figure = sheet(6.4, 3.2 * image.height / image.width + 0.3)
     plain, hot = figure.subplots(1, 2)
     for panel in (plain, hot):
         panel.imshow(np.asarray(image), extent=(0, image.width, image.height, 0))

@@ -19,7 +19,7 @@ from convnn_lab.explorer.layer import Layer, exponent
 
 SHARP = 128
 """up to so many pixels of a side, a picture is drawn with the edges of its pixels"""
-SCRIPTS = ("search.js", "decode.js", "draw.js", "controls.js", "facts.js", "link.js", "app.js")
+SCRIPTS = ("theme.js", "search.js", "decode.js", "draw.js", "controls.js", "facts.js", "link.js", "app.js")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from convnn_lab.explorer.layer import Choices, Layer, Map
+from convnn_lab.explorer.layer import Choices, Layer
 from convnn_lab.explorer.pictures import Picture
+from convnn_lab.explorer.places import Map
 
 PATCH = 4
 """pixels of a cell's side"""

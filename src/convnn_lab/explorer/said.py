@@ -17,7 +17,8 @@ from convnn.masks import Rule, causal, near
 from convnn.search import Search
 from convnn.similarity import SIMILARITIES, Bilinear, Mahalanobis, Similarity
 from convnn.weighting import WEIGHTINGS, LearnedTemperature, softmax_at
-from convnn_lab.explorer.layer import Choices, Layer, Map
+from convnn_lab.explorer.layer import Choices, Layer
+from convnn_lab.explorer.places import Map
 
 MASK_BITS = 2**24
 """a mask of more pairs is not kept"""

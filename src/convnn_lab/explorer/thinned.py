@@ -7,7 +7,8 @@ from math import ceil
 
 import torch
 
-from convnn_lab.explorer.layer import Layer, Map
+from convnn_lab.explorer.layer import Layer
+from convnn_lab.explorer.places import Map
 
 
 def thinned(layer: Layer, cells: int) -> Layer:

@@ -28,7 +28,7 @@ def written(
     panes = [pane(network, seen, wanted, cells) for network in networks]
     who = " and ".join(each.name for each in panes)
     what = seen[0].name if len(seen) == 1 else f"{len(seen)} pictures"
-    return page(f"{what}, seen by {who}", panes)
+    return page(f"{what}: {who}", panes)
 
 
 def pane(network: Network | None, seen: Sequence[Picture], wanted: Sequence[str], cells: int) -> Pane:
@@ -43,4 +43,4 @@ def pane(network: Network | None, seen: Sequence[Picture], wanted: Sequence[str]
         else:
             shown, layers = network.look(each, wanted, cells)
             views.append(View(each.name, shown, layers, each.notes))
-    return Pane("its pixels" if network is None else network.name, views, () if network is None else network.notes)
+    return Pane("pixels" if network is None else network.name, views, () if network is None else network.notes)

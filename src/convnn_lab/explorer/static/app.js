@@ -31,7 +31,6 @@ const explorer = (() => {
   const queryOf = (layer) => (state.token >= 0 && state.token < layer.before ? state.token : layer.at(state.x, state.y));
 
   // ---- one pane ----
-
   const built = panes.map((pane, number) => {
     const canvas = make("canvas", { class: "view", tabindex: 0, role: "img", "data-pane": number });
     const layers = make("select", { "aria-label": `Layer of ${pane.name}`, onchange: () => pick(number, { layer: Number(layers.value) }) });
@@ -101,7 +100,6 @@ const explorer = (() => {
   }
 
   // ---- changes ----
-
   let showControls = null, later = 0, waiting = 0;
 
   function refresh() {
@@ -140,7 +138,7 @@ const explorer = (() => {
   let timer = 0;
   function stop() { cancelAnimationFrame(timer); timer = 0; by("play").textContent = "▶ play"; }
   function play() {
-    if (timer) return stop();
+    if (timer) { stop(); return; }
     const start = performance.now(), from = settingsFor(layerOf(0)).share;
     const turn = (now) => {
       const phase = ((now - start) / 6000 + from / 2) % 1;
@@ -149,11 +147,9 @@ const explorer = (() => {
     };
     by("play").textContent = "❚❚ stop";
     timer = requestAnimationFrame(turn);
-    return undefined;
   }
 
   // ---- pointer and keys ----
-
   function listen(canvas, number) {
     const point = (event) => {
       const box = canvas.getBoundingClientRect(), at = draw.frame(canvas.width, canvas.height, layerOf(number));
@@ -217,10 +213,7 @@ const explorer = (() => {
     if (location.hash !== written) link.read(location.hash, state, panes);
   }
   function save() {
-    const gap = 16, whole = document.createElement("canvas"), all = built.map((each) => each.canvas), context = whole.getContext("2d");
-    whole.width = all.reduce((sum, each) => sum + each.width, gap * (all.length - 1));
-    whole.height = Math.max(...all.map((each) => each.height));
-    all.reduce((left, each) => { context.drawImage(each, left, 0); return left + each.width + gap; }, 0);
+    const whole = draw.together(built.map((each) => each.canvas));
     whole.toBlob((blob) => {
       const address = URL.createObjectURL(blob), link = make("a", { href: address, download: `${view(0).name.replace(/[^\w.-]+/g, "_")}-neighbours.png` });
       link.click();
@@ -235,12 +228,6 @@ const explorer = (() => {
   }
 
   // ---- begin ----
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const theme = (name) => { document.documentElement.dataset.theme = name; };
-  theme(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
-  by("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
   by("title").textContent = data.title;
   by("subtitle").textContent = `convnn ${data.version}: for every query the k nearest keys, from convolution to attention`;
   by("link").addEventListener("click", copy);

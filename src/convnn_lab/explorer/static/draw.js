@@ -123,11 +123,20 @@ const draw = (() => {
     if (at.band) padding(context, layer, strength, at);
     if (unit && style !== "lines") outlines(context, layer, found, strength, at, unit);
     // Over heat, more lines than these would hide it.
-    if (unit && query >= layer.before && (style === "lines" || (style === "both" && found.index.length <= 64)))
+    if (unit && query >= layer.before && (style === "lines" || (style === "both" && found.index.length <= 32)))
       lines(context, layer, found, strength, middle(layer, layer.own(query), at), at, unit);
     if (query >= layer.before) marker(context, layer, query, at, unit || 1);
     return strength;
   };
 
-  return { view, frame, gradient };
+  // Canvases side by side, for saving.
+  const together = (canvases, gap = 16) => {
+    const whole = document.createElement("canvas"), context = whole.getContext("2d");
+    whole.width = canvases.reduce((sum, each) => sum + each.width, gap * (canvases.length - 1));
+    whole.height = Math.max(...canvases.map((each) => each.height));
+    canvases.reduce((left, each) => { context.drawImage(each, left, 0); return left + each.width + gap; }, 0);
+    return whole;
+  };
+
+  return { view, frame, gradient, together };
 })();

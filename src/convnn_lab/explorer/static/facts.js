@@ -22,7 +22,7 @@ const facts = (() => {
       said["weight in 5 × 5"] = `${(100 * large / total).toFixed(0)} %`;
     }
     const shares = found.weights.map((w) => w / total).filter((w) => w > 0);
-    said["count alike"] = Math.exp(-shares.reduce((sum, w) => sum + w * Math.log(w), 0)).toFixed(1);
+    said["effective number"] = Math.exp(-shares.reduce((sum, w) => sum + w * Math.log(w), 0)).toFixed(1);
     return said;
   }
 
