@@ -54,3 +54,13 @@ def test_weights_of_half_types_do_not_depend_on_lost_digits(size: float, dtype: 
     theirs = convnn(query.double(), key.double(), value.double(), backend="reference", **options)
     rounding = 2.0 ** -(7 if dtype == torch.bfloat16 else 11)  # towards zero, where kernels are interpreted
     torch.testing.assert_close(ours, theirs, rtol=1.3 * rounding, atol=1e-5)
+
+
+def test_no_program_that_orders_slots_has_more_warps_than_a_device_takes() -> None:
+    from convnn.backends.triton.sizes import INVERTED, invert_tile  # noqa: PLC0415
+
+    for slots in range(1, INVERTED + 1, 7):
+        block, warps = invert_tile(slots)
+        assert block >= slots
+        assert 1 <= warps <= 32
+        assert warps & (warps - 1) == 0

@@ -10,11 +10,11 @@ from torch import Tensor
 from convnn import checks, forms, laid
 from convnn.backends import chunked, held, reference
 from convnn.backends.record import Backend
-from convnn.backends.triton import few, mixed, modes, ops, shapes
+from convnn.backends.triton import few, given, mixed, modes, ops, shapes, spread
 from convnn.backends.triton.attention import attend
 from convnn.backends.triton.choice import choose, in_order
 from convnn.backends.triton.gates import CHANNELS, declines, otherwise, waits
-from convnn.backends.triton.modes import GIVEN, UNIFORM, Known
+from convnn.backends.triton.modes import UNIFORM, Known
 from convnn.backends.triton.ranks import marked, ranks
 from convnn.backends.triton.scored import scored
 from convnn.forms import Form
@@ -48,16 +48,7 @@ def _aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | N
     value = _widened(value, kernel)
     if kernel is not None and not _by_channel(value, kernel):
         return mixed.combine(value, index, weights, kernel)
-    lead = together(value.shape[:-2], index.shape[:-2])
-    values, slots = shapes.folded(value, lead), shapes.folded(index.int(), lead).contiguous()
-    given = shapes.folded(weights.float(), lead).contiguous()
-    # Queries and keys are not looked at.
-    empty = value.new_empty((*given.shape[:-1], 1))
-    options = (KINDS["dot"], GIVEN, False, 1.0, 0.0, 0.0, atomic, False)
-    output = ops.combined(
-        *(empty, values[..., :1], values, _taps(kernel), slots, None, given, None, None, None, None), *options
-    )
-    return shapes.unfolded(output, lead)
+    return given.combine(value, index, weights, _taps(kernel), atomic=atomic)
 
 
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, atomic: bool = False) -> Tensor:
@@ -71,12 +62,20 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
                 return _counted(search, value, kernel)
             index = in_order(search, choose(search, ranks(search, _form(search)))[0].long())
             return _aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
-        found = _as_found(search)
-        return _aggregate(value, found.index, weigh(found.scores, found.filled), kernel, atomic=atomic)
+        return _weighed(search, value, kernel, weigh, atomic=atomic)
     form = _form(search)
     if few.takes(search, form, value, known):
         return few.attend(search, form, value, kernel, known)
     return _combine(search, form, choose(search, ranks(search, form)), value, kernel, known, atomic=atomic)
+
+
+def _weighed(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, atomic: bool) -> Tensor:
+    """Score the neighbours before anybody weighs them."""
+    found = _as_found(search)
+    weights = weigh(found.scores, found.filled)
+    if kernel is not None and not _by_channel(value, kernel) and spread.takes(search):
+        return spread.combine(search, value, found.index, weights, kernel)
+    return _aggregate(value, found.index, weights, kernel, atomic=atomic)
 
 
 def _as_found(search: Search) -> Neighbors:
@@ -102,8 +101,10 @@ def _scored(search: Search, form: Form, index: Tensor) -> Tensor:
 def _counted(search: Search, value: Tensor, kernel: Tensor) -> Tensor:
     """Every neighbour counts once, and the kernel mixes channels."""
     by, *lost = marked(search)
-    index, _ = choose(search, by)
-    return mixed.combine(value, in_order(search, index), None, kernel, *lost)
+    index = in_order(search, choose(search, by)[0])
+    if spread.takes(search):
+        return spread.combine(search, value, index, None, kernel, *lost)
+    return mixed.combine(value, index, None, kernel, *lost)
 
 
 def _form(search: Search) -> Form:

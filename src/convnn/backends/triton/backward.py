@@ -21,6 +21,7 @@ from convnn.backends.triton.sizes import (
     SHORT,
     WHOLE,
     has,
+    invert_tile,
     key_tile,
     of,
     over,
@@ -257,9 +258,8 @@ def inverse(index: Tensor, keys: int, *, distinct: bool = False) -> tuple[Tensor
     if distinct and max(n, keys) <= WHOLE and slots <= INVERTED:
         words = padded(over(n, 32), 1)
         chosen, before = (index.new_empty((entries, keys, words), dtype=torch.int32) for _ in range(2))
-        block = padded(slots, 128)
+        block, warps = invert_tile(slots)
         sizes = {"KK": k, "WORDS": words, "MP": padded(keys), "BLOCK": block}
-        warps = 16 if block > 4096 else max(1, block // 64)
         invert[(entries,)](index, chosen, before, until, ordered, *shape, **sizes, num_warps=warps)
         return until, ordered, ordered
     count = torch.zeros_like(until)

@@ -112,6 +112,12 @@ def slot_tile(entries: int, n: int, k: int, channels: int) -> tuple[int, int, in
     return rows, over(over(n, rows), some), slots, padded(k % slots, 1) if k % slots else 0, 1
 
 
+def invert_tile(slots: int) -> tuple[int, int]:
+    """Of what puts the slots of an entry in order by bits: slots of a program, and warps, of which it may have 32."""
+    block = padded(slots, 128)
+    return block, 16 if block > 2048 else max(1, block // 64)
+
+
 def slot_pieces(k: int) -> tuple[int, int, int]:
     """Slots as a sum of at most three powers of two."""
     left = k
