@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from convnn import checks
 from convnn.hashing import drawn
+from convnn.neighbors import ranked
 
 Per: TypeAlias = Literal["batch", "sample", "head"]
 Placement: TypeAlias = Literal["linspace", "stride"]
@@ -108,7 +109,7 @@ class Random(nn.Module):
         else:
             ranks = drawn(torch.arange(prod(lead) * among, device=device), self.seed).unflatten(0, (*lead, among))
         # Sorted, so that of equally near candidates the first is the one of smaller number.
-        chosen = ranks.sort(dim=-1, stable=True).indices[..., : self.count].sort(dim=-1).values
+        chosen = ranked(ranks)[1][..., : self.count].sort(dim=-1).values
         return chosen if places is None else places[chosen]
 
 

@@ -40,6 +40,16 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     return taken.unflatten(-2, index.shape[-2:])
 
 
+def ranked(tensor: Tensor, *, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Sort along the last dimension: values, and where they stood; what is equal keeps its order."""
+    if torch.compiler._is_exporting_flag and torch.onnx.is_in_onnx_export():
+        # ONNX keeps the order of equals unasked, and torch's exporter knows no way to ask.
+        values, places = tensor.sort(dim=-1, descending=descending)
+    else:
+        values, places = tensor.sort(dim=-1, descending=descending, stable=True)
+    return values, places
+
+
 def together(*shapes: tuple[int, ...]) -> torch.Size:
     """What shapes broadcast to: most often the one they have, and torch takes its time to find out."""
     some = [shape for shape in shapes if len(shape)]

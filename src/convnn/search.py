@@ -10,7 +10,7 @@ from torch import Tensor
 
 from convnn import laid
 from convnn.masks import Mask
-from convnn.neighbors import Neighbors, take, wide
+from convnn.neighbors import Neighbors, ranked, take, wide
 from convnn.similarity import Similarity, cosine, pearson
 
 Order: TypeAlias = Literal["score", "key"]
@@ -134,7 +134,7 @@ class Search:
         place = _places(scores.detach(), index, self.order)
         if self.own is not None and self.order == "score":
             others = ((index != self.own) | (scores.detach() == -torch.inf)).gather(-1, place)
-            place = place.gather(-1, others.long().argsort(dim=-1, stable=True))
+            place = place.gather(-1, ranked(others.long())[1])
         scores, index = scores.gather(-1, place), index.gather(-1, place)
         return Neighbors(scores, index.masked_fill(scores == -torch.inf, -1))
 
@@ -225,5 +225,5 @@ def _places(scores: Tensor, index: Tensor, order: Order) -> Tensor:
     by_key = index.masked_fill(scores == -torch.inf, last).argsort(dim=-1)
     if order == "key":
         return by_key
-    by_score = scores.gather(-1, by_key).argsort(dim=-1, descending=True, stable=True)
+    by_score = ranked(scores.gather(-1, by_key), descending=True)[1]
     return by_key.gather(-1, by_score)

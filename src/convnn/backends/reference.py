@@ -7,7 +7,7 @@ from torch import Tensor
 
 from convnn.backends import held
 from convnn.backends.record import Backend
-from convnn.neighbors import Neighbors, take, wide
+from convnn.neighbors import Neighbors, ranked, take, wide
 from convnn.search import Search
 from convnn.weighting import Weigh
 
@@ -15,10 +15,10 @@ from convnn.weighting import Weigh
 def select(search: Search) -> Neighbors:
     """Choose the K keys of largest score; among equals the smaller index wins."""
     scores = search.scores().detach()  # (..., N, M)
-    ranked = scores.sort(dim=-1, descending=True, stable=True)
+    values, places = ranked(scores, descending=True)
     # A slice would do, but is contiguous only where K = M, and torch.export would forbid that size.
     first = torch.arange(search.others, device=scores.device)
-    best, place = ranked.values.index_select(-1, first), ranked.indices.index_select(-1, first)  # (..., N, K)
+    best, place = values.index_select(-1, first), places.index_select(-1, first)  # (..., N, K)
     return search.neighbors(search.with_own(best, search.numbered(place)))
 
 

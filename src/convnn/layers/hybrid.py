@@ -102,8 +102,8 @@ class HybridConvNd(Configurable):
     def forward(self, cells: Tensor) -> Tensor:
         """Map ``(B, C, *size)`` or ``(C, *size)`` to the outputs."""
         parts = [branch(cells) for branch in (self.convnn, self.conv) if branch is not None]
-        sizes = {tuple(part.shape[-self.axes :]) for part in parts}
-        if len(sizes) > 1:
+        sizes = [tuple(part.shape[-self.axes :]) for part in parts]
+        if sizes[0] != sizes[-1]:
             came = " and ".join(map(str, sorted(sizes)))
             raise ValueError(f"both branches must give maps of one size, got {came}: padding and stride count patches")
         output = parts[0] if len(parts) == 1 else torch.cat(parts, -self.axes - 1)

@@ -145,7 +145,8 @@ class ViT(nn.Module):
         """What is added to the class token and the cells of a grid, ``(1, 1 + N, dim)``."""
         if self.pos_embed is None:
             return sinusoids(torch.arange(1.0 + grid[0] * grid[1], device=device), self.cls_token.shape[-1])[None]
-        if grid == self.grid:
+        # What is exported is for every size; resized to their own, positions stay what they are.
+        if not torch.compiler._is_exporting_flag and grid == self.grid:
             return self.pos_embed
         first, cells = self.pos_embed[:, :1], self.pos_embed[:, 1:]
         cells = cells.mT.unflatten(2, self.grid)
@@ -157,7 +158,7 @@ class ViT(nn.Module):
         self._divided(tuple(x.shape[-2:]), self.patch)
         cells = self.patch_embed(x)
         tokens = self.norm_pre(cells.flatten(2).mT)
-        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1).to(tokens.dtype), tokens], 1)
+        tokens = torch.cat([self.cls_token.expand(tokens.shape[0], -1, -1).to(tokens.dtype), tokens], 1)
         return tokens + self._positions(tuple(cells.shape[-2:]), x.device).to(tokens.dtype)
 
     def forward_features(self, x: Tensor) -> Tensor:
