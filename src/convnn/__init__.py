@@ -2,6 +2,7 @@
 
 from convnn import backends, functional, recipes, surgery
 from convnn.functional import explain
+from convnn.inside import record
 from convnn.layers import (
     ConvNN1d,
     ConvNN2d,
@@ -14,6 +15,7 @@ from convnn.layers import (
     MultiheadConvNN,
 )
 from convnn.neighbors import Neighbors
+from convnn.rollout import sparse_rollout
 from convnn.surgery import convert, revert
 
 __version__ = "0.1.0.dev0"
@@ -35,6 +37,8 @@ __all__ = [
     "explain",
     "functional",
     "recipes",
+    "record",
     "revert",
+    "sparse_rollout",
     "surgery",
 ]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from convnn import checks
+from convnn import checks, watching
 from convnn.backends import Backend, Choice, choose
 from convnn.candidates import Candidates, Cells
 from convnn.masks import MASKS, Lookup, Mask
 from convnn.names import resolve
-from convnn.neighbors import wide
+from convnn.neighbors import Neighbors, wide
 from convnn.relative import RelativeBias
 from convnn.search import Order, Search, SelfScore
 from convnn.similarity import SIMILARITIES, Similarity
@@ -170,6 +170,33 @@ def choice(backend: str | Backend, search: Search, values: Values) -> Choice:
         raise ValueError(f"there must be a value for every key, got {came}")
     checks.leading(**_tensors(search), value=values.value)
     return choose(backend, search, values.value, values.kernel)
+
+
+def aggregate(
+    value: Tensor,
+    neighbors: Neighbors,
+    kernel: Tensor | None,
+    bias: Tensor | None = None,
+    *,
+    weigh: Weigh,
+    backend: str | Backend,
+) -> Tensor:
+    """Check and run the second half of the operator."""
+    values = Values(value, kernel, bias).under_autocast()
+    neighbors = Neighbors(*neighbors)
+    checks.neighbors(value, neighbors)
+    values.check(neighbors.index.shape[-1])
+    chosen = choose(backend, None, values.value, values.kernel).backend
+    with autocast_off(value.device):
+        weights = weigh(neighbors.scores, neighbors.filled)
+        return values.shift(chosen.aggregate(values.value, neighbors.index, weights, values.kernel))
+
+
+def seen(search: Search, select: Callable[[Search], Neighbors], weigh: Weigh) -> None:
+    """Let whoever looks on see what was searched."""
+    if watching.anyone():
+        shape = (*checks.leading(**_tensors(search)), search.query.shape[-2], search.k)
+        watching.show(search.key.shape[-2], shape, lambda: select(search), weigh)
 
 
 def _autocast_on(device: torch.device) -> bool:

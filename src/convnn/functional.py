@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from convnn import arguments, checks, cost
+from convnn import arguments, cost, watching
 from convnn.arguments import Values, autocast_off
 from convnn.backends import Backend, Choice, choose, reference
 from convnn.candidates import Candidates
@@ -143,8 +143,11 @@ def convnn(
     chosen = arguments.choice(backend, search, values).backend
     with autocast_off(query.device):
         if not return_neighbors:
-            return values.shift(chosen.run(search, values.value, values.kernel, weigh))
+            output = values.shift(chosen.run(search, values.value, values.kernel, weigh))
+            arguments.seen(search, chosen.select, weigh)
+            return output
         found = chosen.select(search)
+        arguments.seen(search, lambda _: found, weigh)
         weights = weigh(found.scores, found.filled)
         return values.shift(chosen.aggregate(values.value, found.index, weights, values.kernel)), found
 
@@ -210,15 +213,11 @@ def aggregate(
         >>> torch.equal(aggregate(x, found), convnn(x, x, x, k=3))
         True
     """
-    values = Values(value, kernel, bias).under_autocast()
-    neighbors = Neighbors(*neighbors)
-    checks.neighbors(value, neighbors)
-    values.check(neighbors.index.shape[-1])
     weigh = arguments.weigh(weighting, dropout_p)
-    chosen = choose(backend, None, values.value, values.kernel).backend
-    with autocast_off(value.device):
-        weights = weigh(neighbors.scores, neighbors.filled)
-        return values.shift(chosen.aggregate(values.value, neighbors.index, weights, values.kernel))
+    output = arguments.aggregate(value, neighbors, kernel, bias, weigh=weigh, backend=backend)
+    if watching.anyone():
+        watching.show(value.shape[-2], neighbors[1].shape, lambda: Neighbors(*neighbors), weigh)
+    return output
 
 
 def explain(*inputs: Any, **options: Any) -> Choice:

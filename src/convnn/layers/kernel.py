@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from convnn import checks, functional
+from convnn import arguments, checks, functional
+from convnn.layers import shapes
 from convnn.neighbors import Neighbors
 
 Kind: TypeAlias = Literal["depthwise", "separable", "standard"]
@@ -86,9 +87,10 @@ class Kernel(nn.Module):
         else:
             # Neighbours found by what all heads share are found once.
             every = torch.broadcast_shapes(found.index.shape[:-2], (len(self.weight),))
-            scores, index = (each.expand(*every, -1, -1).unbind(-3) for each in (found.scores, found.index))
-            heads = zip(value.unbind(-3), scores, index, self.weight, strict=True)
-            parts = [functional.aggregate(v, Neighbors(s, i), w, **options) for v, s, i, w in heads]
+            found = Neighbors(*(each.expand(*every, -1, -1) for each in found))
+            weigh = arguments.weigh(options["weighting"], options.get("dropout_p", 0.0))
+            kernels = self.weight.unbind()
+            parts = shapes.by_head(value.unbind(-3), found, kernels, weigh=weigh, backend=options["backend"])
             output = torch.stack(parts, -3)
         return output if self.pointwise is None else self.pointwise(output)
 

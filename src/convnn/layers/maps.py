@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convnn import checks, functional
+from convnn import checks, functional, watching
 from convnn.backends import Backend
 from convnn.blend import Blend
 from convnn.candidates import Candidates, Cells
@@ -25,7 +25,7 @@ from convnn.neighbors import Neighbors
 from convnn.patches import shuffle, unshuffle
 from convnn.relative import RelativeBias
 from convnn.similarity import SIMILARITIES, Similarity
-from convnn.weighting import WEIGHTINGS, Weighting, uniform
+from convnn.weighting import WEIGHTINGS, Weigh, Weighting, uniform
 
 PADDINGS = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
@@ -195,6 +195,11 @@ class ConvNNNd(Configurable):
         output = self.convolution(cells, self.weight, self.bias, stride, around, self.dilation, groups)
         for axis, starts in enumerate(windows.starts(cells.device)) if windows.shifted else ():
             output = output.index_select(2 + axis, starts)
+        if watching.anyone():
+            queries = windows.queries(cells.device)
+            pairs, options = self._compared(cells, windows, queries), self._options(cells, windows, queries)
+            shape = (prod(windows.outputs), self.k)
+            watching.show(prod(windows.padded), shape, lambda: functional.nearest(*pairs, **options), Weigh(uniform))
         return output
 
     def _padded(self, cells: Tensor) -> Tensor:
@@ -227,10 +232,13 @@ class ConvNNNd(Configurable):
 
     def _by_head(self, value: Tensor, found: Neighbors, kernel: Tensor) -> Tensor:
         """Combine each head's own channels, at its own neighbours, with its own part of the kernel."""
-        parts = []
-        for head, (part, taps) in enumerate(zip(value.chunk(self.heads, -1), kernel.chunk(self.heads), strict=True)):
-            own = Neighbors(found.scores[:, head], found.index[:, head])
-            parts.append(functional.aggregate(part, own, taps, weighting=self.weighting, backend=self.backend))
+        parts = shapes.by_head(
+            value.chunk(self.heads, -1),
+            found,
+            kernel.chunk(self.heads),
+            weigh=Weigh(self.weighting),
+            backend=self.backend,
+        )
         output = torch.cat(parts, -1)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convnn import checks
+from convnn import arguments, checks, watching
+from convnn.backends import Backend
 from convnn.candidates import Candidates, Cells
 from convnn.masks import MASKS, Mask
 from convnn.names import resolve
+from convnn.neighbors import Neighbors
+from convnn.weighting import Weigh
 
 
 def factory(device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
@@ -95,6 +98,20 @@ def kept(candidates: Tensor | Candidates | None, device: torch.device | str | No
     if candidates is not None and not callable(candidates):
         raise TypeError(f"candidates must be None, an index or a callable, got {candidates!r}")
     return candidates
+
+
+def by_head(
+    values: Sequence[Tensor], found: Neighbors, kernels: Sequence[Tensor], *, weigh: Weigh, backend: str | Backend
+) -> list[Tensor]:
+    """Combine each head's values at its own neighbours, ``(..., heads, N, K)``, with its own kernel."""
+    heads = zip(values, found.scores.unbind(-3), found.index.unbind(-3), kernels, strict=True)
+    outputs = [
+        arguments.aggregate(value, Neighbors(scores, index), kernel, weigh=weigh, backend=backend)
+        for value, scores, index, kernel in heads
+    ]
+    if watching.anyone():
+        watching.show(values[0].shape[-2], found.index.shape, lambda: found, weigh)
+    return outputs
 
 
 def laid_out_like(given: Tensor, output: Tensor) -> Tensor:
