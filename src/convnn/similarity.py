@@ -29,8 +29,8 @@ class Similarity(Protocol):
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
     r""":math:`q^\top k`."""
-    # One matrix of keys for many batches of queries: as a matrix, matmul does not copy it for each.
-    shared = 2 < key.ndim <= query.ndim and prod(key.shape[:-2]) == 1
+    # A matrix of keys for many queries: matmul does not copy it for each. Asked in an export, it would fix the batch.
+    shared = not torch.compiler._is_exporting_flag and 2 < key.ndim <= query.ndim and prod(key.shape[:-2]) == 1
     return query @ (key.flatten(0, -2) if shared else key).mT
 
 

@@ -117,6 +117,8 @@ def by_head(
 def laid_out_like(given: Tensor, output: Tensor) -> Tensor:
     """Lay the output out in memory as torch's convolutions do: channels last where the input was."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(given.ndim)
+    if torch.compiler._is_exporting_flag:
+        return output.contiguous()  # which layout it was depends on sizes, and they are to stay open
     if last is not None and not given.is_contiguous() and given.is_contiguous(memory_format=last):
         return output.contiguous(memory_format=last)
     return output.contiguous()
