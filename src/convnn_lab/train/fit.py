@@ -22,6 +22,7 @@ from convnn_lab.recipes import Recipe
 from convnn_lab.train import checkpoints, figures, store
 from convnn_lab.train.build import build
 from convnn_lab.train.callbacks import Bar, Keeper, Lines, Stopped
+from convnn_lab.train.kernels import Kernels
 from convnn_lab.train.module import Classifier, NonFiniteError
 from convnn_lab.train.run import Run, default_folder
 from convnn_lab.train.source import Source, load
@@ -114,7 +115,9 @@ class Session:
         self.keeper = Keeper(self.run, self.rows, deadline)
         shown = [] if self.quiet or global_rank(recipe.devices) else [(Bar if sys.stdout.isatty() else Lines)()]
         self.keeper.shown = shown
-        self.trainer = _trainer(recipe, [self.keeper, *shown], _loggers(self.run, recipe))
+        kernels = Kernels(self.run, 0 if state is None else int(state["epoch"]))
+        # Kernels first: the keeper counts the epoch, and may stop there.
+        self.trainer = _trainer(recipe, [kernels, self.keeper, *shown], _loggers(self.run, recipe))
         if state is not None:
             _start_at(self.trainer, int(state["epoch"]))
 

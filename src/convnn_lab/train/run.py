@@ -5,6 +5,7 @@ environment.json    what it ran on, one entry for each start
 metrics.csv         one row for each epoch
 summary.json        the last and the best epoch, and how it ended
 curves.png          loss and accuracy
+kernels/            what the kernels were at the start and after each epoch
 data.json           what pictures must look like, and what the classes are called
 checkpoints/        last, previous and best, each with weights.safetensors
 """
