@@ -107,7 +107,7 @@ LEVELS = [
     {"integrations"},
     {"integrations.heads"},
     {"integrations.timm_layers", "integrations.torchvision", "integrations.transformers"},
-    {"integrations.timm"},
+    {"integrations.hub", "integrations.timm"},
     {"convnn"},
 ]
 

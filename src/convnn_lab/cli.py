@@ -11,7 +11,7 @@ from typing import Any, Literal
 from convnn_lab.commands import BY_RECIPE, Compare, Eval, Predict, Sweep, Train
 from convnn_lab.explorer import commands as explorer
 from convnn_lab.parsing import parse, require_writable
-from convnn_lab.run_commands import Kernels
+from convnn_lab.run_commands import Export, Kernels
 
 # What a command ends with: 0, all is well; 1, what it checked does not hold; 2, it was asked for the impossible.
 HOLDS, FAILS, MISUSED = 0, 1, 2
@@ -190,6 +190,7 @@ COMMANDS: dict[str, Any] = {
     "eval": Eval,
     "predict": Predict,
     "kernels": Kernels,
+    "export": Export,
     "models": Models,
     "info": Info,
     "reproduce": Reproduce,

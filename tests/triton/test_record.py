@@ -14,10 +14,9 @@ from convnn.candidates import random
 from tests.triton.runner import DEVICE
 
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "attention": (lambda b: ConvNNAttention(8, 2, k=3, backend=b), (1, 9, 8)),
-    "many keys": (lambda b: ConvNNAttention(8, 1, k=3, backend=b), (1, 67, 8)),
+    "attention": (lambda b: ConvNNAttention(8, 2, k=3, attn_drop=0.4, backend=b), (1, 9, 8)),
+    "many keys": (lambda b: ConvNNAttention(8, 1, k=3, backend=b), (1, 65, 8)),
     "candidates": (lambda b: ConvNNAttention(8, 2, k=3, candidates=random(6), backend=b), (1, 9, 8)),
-    "dropout": (lambda b: ConvNNAttention(8, 1, k=3, attn_drop=0.4, backend=b), (1, 9, 8)),
     "all": (lambda b: ConvNNAttention(8, 2, k="all", kernel=None, backend=b), (2, 9, 8)),
     "map": (lambda b: ConvNN2d(4, 6, 3, padding=1, similarity="cosine", backend=b), (2, 4, 5, 6)),
     "hybrid": (lambda b: HybridConv1d(4, 6, 3, backend=b), (2, 4, 20)),
