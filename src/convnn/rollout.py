@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -108,12 +109,25 @@ def _matrix(call: Call, lead: torch.Size) -> Tensor:
     places = torch.stack([rows.expand_as(index).flatten()[filled], (first + index).flatten()[filled]])
     places = torch.cat([places, diagonal.expand(2, -1)], 1)
     values = torch.cat([shares.flatten()[filled], own])
-    return torch.sparse_coo_tensor(places, values, (own.numel(),) * 2, check_invariants=False).coalesce()
+    return _sparse(places, values, (own.numel(),) * 2)
+
+
+@contextmanager
+def _calmly() -> Iterator[None]:
+    """Without what torch says of its own ways with sparse tensors."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks are implicitly)")
+        yield
+
+
+def _sparse(places: Tensor, values: Tensor, size: tuple[int, ...]) -> Tensor:
+    """A sparse tensor; what is at one place is summed."""
+    with _calmly():
+        return torch.sparse_coo_tensor(places, values, size, check_invariants=False).coalesce()
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")  # torch's own detour
+    with _calmly():
         return torch.sparse.mm(left, right)
 
 
@@ -127,4 +141,4 @@ def _unblocked(whole: Tensor, batch: int, size: int) -> Tensor:
     """From blocks on a diagonal to a batch."""
     rows, columns = whole.indices()
     places = torch.stack([rows // size, rows % size, columns % size])
-    return torch.sparse_coo_tensor(places, whole.values(), (batch, size, size), check_invariants=False).coalesce()
+    return _sparse(places, whole.values(), (batch, size, size))

@@ -93,7 +93,8 @@ def limits(exported: ExportedProgram, images: Tensor) -> tuple[tuple[int, int | 
 def _write_program(model: nn.Module, images: Tensor, path: Path, about: dict[str, Any]) -> Exported:
     exported = program(model, images)
     torch.export.save(exported, path, extra_files={f"{ABOUT}.json": json.dumps(_plain(about))})
-    loaded: Any = torch.export.load(path).module()
+    with _quietly():
+        loaded: Any = torch.export.load(path).module()
     sizes = limits(exported, images)
     return Exported(path, sizes, _difference(model, loaded, images, sizes))
 

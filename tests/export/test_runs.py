@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def test_a_program_is_open_in_batch_and_size(layer: str, tmp_path: Path, capsys:
     for name in ("batch ", "height", "width "):
         assert f"{name} 1 and more" in said
     extra = {"convnn.json": ""}
-    program: Any = torch.export.load(path, extra_files=extra).module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # older releases wonder whether what they read can be written
+        program: Any = torch.export.load(path, extra_files=extra).module()
     assert json.loads(extra["convnn.json"])["size"] == 8
     for shape in ((1, 1, 8, 8), (5, 1, 12, 10)):
         x = torch.randn(shape)
@@ -80,7 +83,10 @@ def test_onnx_is_open_in_batch_and_size(trained: Run, tmp_path: Path, capsys: An
 def test_what_is_missing_is_named(trained: Run, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert cli.main(["export", str(trained.folder), str(tmp_path / "model.onnx")]) == cli.MISUSED
-    assert "this export needs onnxscript: pip install 'convnn[export]'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("convnn: this export needs ")
+    assert said.endswith(": pip install 'convnn[export]'\n")
+    assert "onnxscript" in said
     assert cli.main(["export", str(trained.folder), str(tmp_path / "model.bin")]) == cli.MISUSED
     assert "must end with .onnx, .pt2 or .safetensors" in capsys.readouterr().err
     assert cli.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == cli.MISUSED

@@ -262,6 +262,7 @@ def test_a_compiled_model_runs_without_its_code_inside_and_with_it_after(in_plac
     torch.compiler.reset()
     counter = torch._dynamo.testing.CompileCounter()
     plain = nn.Sequential(nn.Linear(5, 12), ConvNNAttention(12, 3, k=4))
+    plain.requires_grad_(False)
     x = torch.randn(2, 8, 5)
     expected = plain(x)
     model: Any = plain
