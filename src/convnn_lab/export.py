@@ -7,10 +7,10 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -25,6 +25,7 @@ from convnn_lab.train.run import Run
 
 ABOUT = "convnn"  # what it is filed under in a file's own metadata
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+Sizes: TypeAlias = dict[str, tuple[int, int | None]]
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Exported:
     """A file that was written.
 
     Args:
-        sizes: the least and the most of batch, height and width; None for no limit.
+        sizes: the least and the most of batch and sides, by name; None for no limit.
         difference: between it and the model, on a batch and a size it was not made with; None where it does not run.
     """
 
     path: Path
-    sizes: tuple[tuple[int, int | None], ...] = ()
+    sizes: Sizes = field(default_factory=dict)
     difference: float | None = None
 
 
@@ -57,7 +58,18 @@ def export(folder: Path, path: Path, kind: str, which: evaluate.Which = "last") 
     about = {**store.read_json(folder / "data.json"), "recipe": name, "weights": which, "config": recipe.as_dict()}
     model = defined(evaluate.trained(run, replace(recipe, accelerator="cpu"), which, torch.device("cpu"))[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    return WRITERS[kind](model, torch.zeros(2, about["channels"], about["size"], about["size"]), path, about)
+    return WRITERS[kind](model, _example(about), path, about)
+
+
+def _example(about: dict[str, Any]) -> Tensor:
+    """A batch as the model takes it: images, or the numbers of characters."""
+    size = about["size"]
+    return torch.zeros(2, about["channels"], size, size) if about["mean"] else torch.zeros(2, size, dtype=torch.int64)
+
+
+def axes(given: Tensor) -> dict[str, int]:
+    """The dimensions that are to stay open."""
+    return {"batch": 0, "height": 2, "width": 3} if given.ndim == 4 else {"batch": 0, "tokens": 1}
 
 
 def defined(model: nn.Module) -> nn.Module:
@@ -68,56 +80,55 @@ def defined(model: nn.Module) -> nn.Module:
     return model
 
 
-def program(model: nn.Module, images: Tensor) -> ExportedProgram:
+def program(model: nn.Module, given: Tensor) -> ExportedProgram:
     """Export a model for every batch and size it can take."""
     with _open_sizes(), torch.no_grad():
-        return torch.export.export(model, (images,), dynamic_shapes=_dynamic(images), strict=False)
+        return torch.export.export(model, (given,), dynamic_shapes=_dynamic(given), strict=False)
 
 
-def limits(exported: ExportedProgram, images: Tensor) -> tuple[tuple[int, int | None], ...]:
-    """The least and the most of batch, height and width a program takes, as far as it knows."""
+def limits(exported: ExportedProgram, example: Tensor) -> Sizes:
+    """The least and the most of batch and sides a program takes, as far as it knows."""
     (given,) = exported.graph_signature.user_inputs
     shape = next(node for node in exported.graph.nodes if node.name == given).meta["val"].shape
-    found: list[tuple[int, int | None]] = []
-    for axis in (0, 2, 3):
+    found: Sizes = {}
+    for name, axis in axes(example).items():
         side = shape[axis]
         if isinstance(side, int):
-            found.append((images.shape[axis],) * 2)
+            found[name] = (side, side)
             continue
         span = exported.range_constraints[side.node.expr]
-        upper = int(span.upper) if span.upper < 2**40 else None
-        found.append((max(1, int(span.lower)), upper))
-    return tuple(found)
+        found[name] = (max(1, int(span.lower)), int(span.upper) if span.upper < 2**40 else None)
+    return found
 
 
-def _write_program(model: nn.Module, images: Tensor, path: Path, about: dict[str, Any]) -> Exported:
-    exported = program(model, images)
+def _write_program(model: nn.Module, example: Tensor, path: Path, about: dict[str, Any]) -> Exported:
+    exported = program(model, example)
     torch.export.save(exported, path, extra_files={f"{ABOUT}.json": json.dumps(_plain(about))})
     with _quietly():
         loaded: Any = torch.export.load(path).module()
-    sizes = limits(exported, images)
-    return Exported(path, sizes, _difference(model, loaded, images, sizes))
+    sizes = limits(exported, example)
+    return Exported(path, sizes, _difference(model, loaded, example, sizes))
 
 
-def _write_onnx(model: nn.Module, images: Tensor, path: Path, about: dict[str, Any]) -> Exported:
-    exported = program(model, images)
+def _write_onnx(model: nn.Module, example: Tensor, path: Path, about: dict[str, Any]) -> Exported:
+    exported = program(model, example)
     # Given the model and not the program: only then does the operator know where it is going.
     with _open_sizes(), _quietly(), torch.no_grad():
         made = torch.onnx.export(
             model,
-            (images,),
+            (example,),
             dynamo=True,
             verbose=False,
-            dynamic_shapes=_dynamic(images),
-            input_names=["images"],
+            dynamic_shapes=_dynamic(example),
+            input_names=["images" if example.ndim == 4 else "tokens"],
             output_names=["logits"],
         )
     if made is None:
         raise RuntimeError("torch.onnx.export returned nothing")
     made.model.metadata_props[ABOUT] = json.dumps(_plain(about))
     made.save(str(path))
-    sizes = limits(exported, images)
-    return Exported(path, sizes, _difference(model, runner(path), images, sizes))
+    sizes = limits(exported, example)
+    return Exported(path, sizes, _difference(model, runner(path), example, sizes))
 
 
 def runner(path: Path) -> Callable[[Tensor], Tensor]:
@@ -126,10 +137,11 @@ def runner(path: Path) -> Callable[[Tensor], Tensor]:
     import onnxruntime  # noqa: PLC0415 - not everybody has it
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+    (given,) = session.get_inputs()
+    return lambda batch: torch.from_numpy(session.run(None, {given.name: batch.numpy()})[0])
 
 
-def _write_weights(model: nn.Module, images: Tensor, path: Path, about: dict[str, Any]) -> Exported:  # noqa: ARG001
+def _write_weights(model: nn.Module, example: Tensor, path: Path, about: dict[str, Any]) -> Exported:  # noqa: ARG001
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, path, metadata={ABOUT: json.dumps(_plain(about))})
     return Exported(path)
@@ -157,18 +169,20 @@ WRITERS: dict[str, Callable[[nn.Module, Tensor, Path, dict[str, Any]], Exported]
 }
 
 
-def _difference(model: nn.Module, other: Any, images: Tensor, sizes: tuple[tuple[int, int | None], ...]) -> float:
+def _difference(model: nn.Module, other: Any, example: Tensor, sizes: Sizes) -> float:
     """The largest difference on a batch, and where they are open on sides, that were not there at export."""
-    sides = [
-        side if most is not None else 2 * side for side, (_, most) in zip(images.shape[2:], sizes[1:], strict=True)
-    ]
-    seen = torch.randn(3, images.shape[1], *sides, generator=torch.Generator().manual_seed(0))
+    shape = list(example.shape)
+    for name, axis in axes(example).items():
+        least, most = sizes[name]
+        shape[axis] = 3 if name == "batch" else 2 * shape[axis] if most is None else max(least, most // 2)
+    seen = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    seen = seen if example.is_floating_point() else (seen > 0).long()  # the first two characters
     with torch.no_grad():
         return float((other(seen) - model(seen)).abs().max())
 
 
-def _dynamic(images: Tensor) -> tuple[dict[int, Any]]:
-    return ({axis: Dim.AUTO for axis in range(images.ndim) if axis != 1},)
+def _dynamic(given: Tensor) -> tuple[dict[int, Any]]:
+    return (dict.fromkeys(axes(given).values(), Dim.AUTO),)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Export:
 
         done = export.export(self.run, self.path, kind, self.weights)
         sys.stdout.write(f"{done.path}, {done.path.stat().st_size:,} bytes\n")
-        for name, (least, most) in zip(("batch", "height", "width"), done.sizes, strict=False):
+        for name, (least, most) in done.sizes.items():
             span = f"{least} and more" if most is None else str(least) if least == most else f"{least} to {most}"
             sys.stdout.write(f"{name:7}{span}\n")
         if done.difference is not None:

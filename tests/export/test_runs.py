@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from convnn import models
 from convnn.candidates import Random
 from convnn_lab import cli, export
 from convnn_lab.recipes import RECIPES
@@ -92,6 +93,18 @@ def test_what_is_missing_is_named(trained: Run, tmp_path: Path, capsys: Any, mon
     assert cli.main(["export", str(tmp_path), str(tmp_path / "model.pt2")]) == cli.MISUSED
     assert "holds no run" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_a_model_of_text_is_open_in_batch_and_tokens(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"layer": "convnn", "k": 3, "mask": "causal", "backend": "reference"}
+    model = models.GPT(16, 1, 2, vocabulary=7, length=20, **options).eval()
+    done = export.WRITERS[kind](model, torch.zeros(2, 20, dtype=torch.int64), tmp_path / f"model.{kind}", {})
+    assert list(done.sizes) == ["batch", "tokens"]
+    assert done.sizes["batch"] == (1, None)
+    assert done.sizes["tokens"][1] == 20
+    assert done.difference is not None
+    assert done.difference < 1e-5
 
 
 OPTIONS: dict[str, Any] = {"num_classes": 5, "layer": "convnn", "k": 4, "image_size": 32, "candidates": "random:4"}
