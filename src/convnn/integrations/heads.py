@@ -156,6 +156,15 @@ def noted(reason: str | None, dropout: float) -> str:
     return "; ".join(filter(None, [reason, "its dropout draws other numbers" if dropout else None]))
 
 
+def where_of(module: nn.Module) -> dict[str, Any]:
+    """Where what a twin adds belongs: the device and the precision a module computes in, if its tensors say so."""
+    tensors = [*module.parameters(), *module.buffers()]
+    # Quantised weights are whole numbers, or floats of one byte: nothing to compute in.
+    computing = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.element_size() > 1]
+    device = next((tensor.device for tensor in tensors), None)
+    return {"device": device, "dtype": computing[0].dtype if computing else None}
+
+
 def adopted(module: nn.Module, cls: type[nn.Module]) -> Any:
     """An instance of a class with all a module has, itself and not copied, but for hooks, which are not its state."""
     made = cls.__new__(cls)

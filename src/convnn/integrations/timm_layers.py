@@ -13,7 +13,7 @@ from timm.layers.padding import pad_same
 from timm.layers.std_conv import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import Tensor, nn
 
-from convnn.integrations.heads import adopted, noted
+from convnn.integrations.heads import adopted, noted, where_of
 from convnn.layers import ConvNN2d, ConvNNAttention
 from convnn.surgery import Refused, Twin, maps, register
 from convnn.surgery.attention import why_no_attention
@@ -37,18 +37,26 @@ def attention(module: Any, layer: Any) -> Twin:
     decided = sorted(set(DECIDED) & set(chosen.given))
     if decided:
         raise Refused(f"{', '.join(decided)} of the rule's layer: the attention decides that itself")
-    weight, heads = module.qkv.weight, module.num_heads
-    sizes = {"attn_head_dim": weight.shape[0] // 3 // heads, "out_dim": module.proj.weight.shape[0]}
-    where = {"device": weight.device, "dtype": weight.dtype}
     start = {"kernel_init": "preserving"} if "kernel_init" not in chosen.given else {}
-    made = built(chosen, dim=weight.shape[1], num_heads=heads, attn_drop=module.attn_drop.p, **sizes, **start, **where)
+    made = built(chosen, attn_drop=module.attn_drop.p, **_sizes(module), **start, **where_of(module.qkv))
     _move(module, made)
     if made.kernel is not None:
-        made.kernel.requires_grad_(weight.requires_grad)
+        made.kernel.requires_grad_(any(p.requires_grad for p in module.qkv.parameters()))
     with torch.device("meta"):
         tag(module, made, Attention(1, 1))
     reason = _why_no_attention(made)
-    return Twin(made, reason is None, noted(reason, module.attn_drop.p), back)
+    return Twin(made, reason is None, noted(reason, module.attn_drop.p), partial(back, fused=module.fused_attn))
+
+
+def _sizes(module: Any) -> dict[str, int]:
+    """The sizes of an attention; its projections are called as they are, whoever made them."""
+    for name in ("qkv", "proj"):
+        linear = getattr(module, name)
+        if not all(isinstance(getattr(linear, size, None), int) for size in ("in_features", "out_features")):
+            came = type(linear).__name__
+            raise Refused(f"its {name} is {came}, which has no in_features and out_features to read its sizes from")
+    sizes = {"dim": module.qkv.in_features, "out_dim": module.proj.out_features}
+    return sizes | {"num_heads": module.num_heads, "attn_head_dim": module.qkv.out_features // 3 // module.num_heads}
 
 
 def _move(module: Any, made: Any) -> None:
@@ -57,18 +65,20 @@ def _move(module: Any, made: Any) -> None:
 
 
 def _why_no_attention(layer: Any) -> str | None:
-    return why_no_attention(layer) or (None if layer.position is None else "queries and keys are told their places")
+    told = None if layer.position is None else "queries and keys are told their places"
+    dropped = "its output is dropped out before the projection" if layer.kernel_drop.p else None
+    return why_no_attention(layer) or told or dropped
 
 
-def back(layer: Any) -> nn.Module:
+def back(layer: Any, fused: bool = True) -> nn.Module:
     """timm's attention with the parameters a layer has now."""
     reason = _why_no_attention(layer)
     if reason:
         raise Refused(reason)
     with torch.device("meta"):
-        made = Attention(layer.num_heads, layer.num_heads, attn_drop=layer.attn_drop)
+        made: Any = Attention(layer.num_heads, layer.num_heads, attn_drop=layer.attn_drop)
     made.head_dim = layer.qk_dim // layer.num_heads
-    made.attn_dim, made.scale = layer.qk_dim, made.head_dim**-0.5
+    made.attn_dim, made.scale, made.fused_attn = layer.qk_dim, made.head_dim**-0.5, fused
     _move(layer, made)
     return made
 

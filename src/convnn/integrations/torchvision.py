@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("convnn.integrations.torchvision needs torchvision: pip install torchvision") from missing
 
 from convnn.integrations.heads import Heads, adopted, noted, options_of
+from convnn.layers import shapes
 from convnn.surgery import Refused, Twin, register
 from convnn.surgery.attention import why_no_attention
 from convnn.surgery.carry import built
@@ -119,6 +120,10 @@ KINDS: dict[Any, Any] = {ShiftedWindowAttention: WindowConvNN, ShiftedWindowAtte
 def windowed(module: Any, layer: Any) -> Twin:
     """The twin of Swin's attention: the same parameters, bias and windows, all cells or the k nearest."""
     options = options_of(layer)
+    for name in ("qkv", "proj"):
+        if not shapes.is_plain(getattr(module, name)):
+            came = f"its {name} is {type(getattr(module, name)).__name__} or has hooks"
+            raise Refused(f"{came}: torchvision's layer reads the weights of a Linear only, its twin would call it")
     second = type(module) is ShiftedWindowAttentionV2
     if second and "similarity" in options:
         raise Refused("its scores are cosines at a learned scale: a rule cannot say another similarity")

@@ -27,7 +27,7 @@ except ModuleNotFoundError as missing:
         "convnn.integrations.transformers needs transformers: pip install transformers"
     ) from missing
 
-from convnn.integrations.heads import Heads, adopted, options_of
+from convnn.integrations.heads import Heads, adopted, options_of, where_of
 from convnn.surgery import Refused, Twin, register
 from convnn.surgery.attention import why_no_attention
 from convnn.surgery.carry import built
@@ -37,7 +37,7 @@ __all__ = ["NAME", "register_attention"]
 NAME = "convnn"
 
 # What some models ask of an attention and this one does not do.
-UNKNOWN = ("softcap", "s_aux", "cache", "block_mask", "head_mask")
+UNKNOWN = ("softcap", "s_aux", "indices", "block_indices", "cache", "block_mask", "head_mask")
 
 
 def register_attention(name: str, **options: Any) -> None:
@@ -91,6 +91,10 @@ def attend(
     if attention_mask is not None and (not isinstance(attention_mask, Tensor) or attention_mask.ndim != 4):
         came = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
         raise ValueError(f"attention 'convnn' needs masks of shape (B, 1 or H, N, M) as 'sdpa' and 'eager', got {came}")
+    window = others.get("sliding_window")
+    if attention_mask is None and window is not None and key.shape[2] > window:
+        size = f"a window of {window} for {key.shape[2]} keys and no mask: let the model use 'sdpa' or 'eager' masks"
+        raise ValueError(f"attention 'convnn' needs the mask of a sliding window, got {size}")
     heads = heads if heads is not None else _heads_of(module)
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1 and key.shape[1] != query.shape[1]:
@@ -134,14 +138,13 @@ def _code(module: nn.Module) -> Any:
 def attention(module: Any, layer: Any) -> Twin:
     """The twin of an attention: the same module, which asks for "convnn" and holds its own search."""
     words = {word for const in _code(module).co_consts for word in (const if isinstance(const, tuple) else (const,))}
-    asked = sorted(words & {"softcap", "s_aux"})
+    asked = sorted(words & {"softcap", "s_aux", "indices", "block_indices"})
     if asked:
         raise Refused(f"it asks its attention for {', '.join(asked)}, which the operator does not know")
     options = options_of(layer)
     made = adopted(module, type(module))
-    weight = next(module.parameters())
-    channels, heads = _sizes(module)
-    made.convnn = built(Heads, channels=channels, heads=heads, **options, device=weight.device, dtype=weight.dtype)
+    channels, heads = _sizes(module) if options.get("kernel") is not None else (1, 1)
+    made.convnn = built(Heads, channels=channels, heads=heads, **options, **where_of(module))
     # The configuration belongs to the whole model, and this is said of one attention.
     made.config = copy.copy(module.config)
     made.config._attn_implementation_internal = NAME
@@ -151,14 +154,23 @@ def attention(module: Any, layer: Any) -> Twin:
 
 
 def _sizes(module: Any) -> tuple[int, int]:
-    """The channels of a head, and how many heads there are."""
-    config = module.config
-    named = (getattr(module, name, None) for name in ("head_dim", "attention_head_size"))
-    heads = next(
-        (n for n in (getattr(module, name, None) for name in ("num_heads", "num_attention_heads")) if n),
-        config.num_attention_heads,
-    )
-    return next((size for size in named if size), config.hidden_size // heads), heads
+    """The channels of a head's values, and how many heads there are: what a kernel has to know."""
+    heads = _said(module, "num_heads", "num_attention_heads", "n_heads")
+    width = _said(module.config, "hidden_size", "d_model")
+    channels = _said(module, "v_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim")
+    channels = channels or (width // heads if width and heads else None)
+    if channels is None or heads is None:
+        raise Refused("it does not say how many heads of how many channels it has, which a kernel has to know")
+    return channels, heads
+
+
+def _said(owner: Any, *names: str) -> int | None:
+    """The first of these numbers that a module, or its configuration, has."""
+    for one in filter(None, (owner, getattr(owner, "config", None))):
+        for name in names:
+            if isinstance(getattr(one, name, None), int):
+                return int(getattr(one, name))
+    return None
 
 
 def back(config: Any, twin: Any) -> nn.Module:
