@@ -93,3 +93,7 @@ def test_some_go_back_by_their_names() -> None:
     assert type(again.layer1[1].conv2) is nn.Conv2d
     assert type(again.layer2[1].conv2) is ConvNN2d
     assert report["conv1"].note == "not matched by 'layer1.*'"
+    with pytest.raises(ValueError, match=r"'layr1\.0\.conv1' matches nothing; did you mean 'layer1\.0\.conv1'"):
+        convnn.revert(twin, "layr1.0.conv1")
+    with pytest.raises(ValueError, match="'layr1' matches nothing; the model has no twins"):
+        convnn.revert(ResNet(), "layr1")

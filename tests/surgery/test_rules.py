@@ -72,6 +72,22 @@ def test_what_no_rule_is_about_is_left_and_listed() -> None:
     assert {entry.note for entry in report.left} == {"no rule is about it"}
 
 
+class ReducedAttention(nn.Module):
+    """An attention with a convolution in it, and another attention around it."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+
+def test_an_attention_nobody_knows_is_listed_beside_the_convolutions_in_it() -> None:
+    model = nn.Sequential(ReducedAttention(nn.Conv2d(3, 4, 3)), ReducedAttention(nn.MultiheadAttention(8, 2)))
+    report = convnn.convert(model)[1]
+    assert {entry.name for entry in report.replaced} == {"0.inside", "1.inside"}
+    assert [entry.name for entry in report.left] == ["0"]
+    assert report["0"].note.startswith("no twin is known of tests.surgery.test_rules.ReducedAttention")
+
+
 def test_functions_give_modules_twins_or_nothing() -> None:
     def chosen(module: nn.Conv2d) -> nn.Module | surgery.Twin | None:
         if module.kernel_size == (1, 1):
@@ -114,15 +130,24 @@ def test_a_rule_that_matches_nothing_is_an_error_that_names_what_is_near(case: s
 def test_a_rule_that_changes_nothing_is_an_error_with_its_reasons() -> None:
     with pytest.raises(ValueError, match=r"'fc' replaced nothing: fc \(Linear\): it has no twin"):
         convnn.convert(ResNet(), {"fc": ConvNN2d})
+    with pytest.raises(
+        ValueError, match=r"layer1 \(Sequential\): it has no twin.*; a rule for what is in it is 'layer1\.\*'"
+    ):
+        convnn.convert(ResNet(), {"layer1": ConvNN2d})
     with pytest.raises(ValueError, match=r"'conv1' replaced nothing: conv1: the rule '\*' comes first"):
         convnn.convert(ResNet(), {"*": ConvNN2d, "conv1": HybridConv2d})
     with pytest.raises(ValueError, match=r"conv1: the kernel must fit.*; and 6 more"):
         convnn.convert(ResNet(), {"*conv*": ConvNN2d.using(k=4), "*": surgery.exact})
-    with pytest.raises(ValueError, match="conv1: already a ConvNN layer"):
+    with pytest.raises(ValueError, match=r"conv1: already a ConvNN layer, made by convert: convnn\.revert goes back"):
         convnn.convert(convnn.convert(ResNet())[0], {"conv1": HybridConv2d})
 
 
 def test_rules_must_be_rules() -> None:
+    for rules in (["conv1"], "conv1"):
+        with pytest.raises(TypeError, match="rules must be a mapping such as"):
+            convnn.convert(ResNet(), rules)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got an instance of HybridConv2d: give the class, configured by using"):
+        convnn.convert(ResNet(), {"conv1": HybridConv2d(3, 4, 3)})
     with pytest.raises(TypeError, match="a rule is for a pattern of names, a class or a predicate, got 3"):
         convnn.convert(ResNet(), {3: ConvNN2d})
     with pytest.raises(TypeError, match="must be a layer class or a function, got 'hybrid'"):

@@ -35,8 +35,8 @@ def is_ours(module: nn.Module) -> bool:
 def why_no_twin(module: nn.Module) -> str:
     """Say why nobody makes a twin of a module that looks as if it should have one."""
     cases = {
+        "already a ConvNN layer, made by convert: convnn.revert goes back": BACK in vars(module),
         "already a ConvNN layer": isinstance(module, Configurable),
-        "already converted": is_ours(module),
         "parametrized: bake it in with torch.nn.utils.parametrize.remove_parametrizations": is_parametrized(module),
         "lazy: it has no weights before its first call; run the model once": isinstance(module, LazyModuleMixin),
         "a transposed convolution spreads each cell over a window; it gathers none": isinstance(module, TRANSPOSED),

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from convnn.surgery.carry import BACK, carry, is_ours, is_quantised, untag, why_no_twin
-from convnn.surgery.report import Report
-from convnn.surgery.rules import Rule, Rules, attempt, exact, leave, require_matched, require_used
+from convnn.surgery.report import Entry, Report
+from convnn.surgery.rules import Rule, Rules, attempt, exact, leave, near, require_matched, require_used, rules_of
 from convnn.surgery.twins import Refused, Twin, load_integrations, maker_of
 from convnn.surgery.walk import Walk, held, tied
 from convnn.surgery.wrappers import inner_of, require_plain
@@ -52,7 +52,7 @@ def convert(model: nn.Module, rules: Rules | None = None, *, copy: bool = True) 
     """
     require_plain(model)
     load_integrations(model)
-    chosen = None if rules is None else [Rule(key, choice) for key, choice in rules.items()]
+    chosen = None if rules is None else rules_of(rules)
     return _through(model, copy, lambda inside: Conversion(inside, chosen))
 
 
@@ -61,7 +61,7 @@ def revert(model: nn.Module, names: str = "*", *, strict: bool = True, copy: boo
 
     Args:
         model: what :func:`convert` made, trained or not.
-        names: a pattern of names; what it does not match stays.
+        names: a pattern of names; what it does not match stays. One that matches no module is an error.
         strict: whether a twin that has become something its module could not be (a hybrid whose 1x1 has learned, a
             share of features that was raised, a limited k) is an error, and nothing is changed; otherwise it is left.
         copy: whether the model that was given stays as it is.
@@ -136,9 +136,11 @@ class Conversion(Walk):
             self.enter(module, None, True, "left by its rule")
         return made is not None
 
-    def found_nothing(self, module: nn.Module) -> None:  # noqa: D102
-        name = type(module).__name__.lower()
-        if "attention" in name or "attn" in name or ("conv" in name and is_quantised(module)):
+    def passed(self, module: nn.Module, inside: list[Entry]) -> None:  # noqa: D102
+        name = type(module).__name__
+        # An attention is no news around another one, but it is around the convolutions it is made of.
+        attends = _is_attention(name) and not any(_is_attention(entry.before) for entry in inside)
+        if attends or ("conv" in name.lower() and is_quantised(module) and not inside):
             rule = self._rule(module)
             self._leave(module, rule, "no rule is about it" if rule is None else why_no_twin(module))
 
@@ -177,6 +179,10 @@ class Reversion(Walk):
 
     def plan(self) -> None:  # noqa: D102
         super().plan()
+        known = [entry.name for entry in self.entries.values()]
+        if self.pattern != "*" and not any(fnmatchcase(name, self.pattern) for name in self.everything):
+            said = near(self.pattern, known) if known else "the model has no twins"
+            raise ValueError(f"{self.pattern!r} matches nothing; {said}")
         if self.changed and self.strict:
             raise ValueError(f"no longer what it came from: {'; '.join(self.changed)}")
 
@@ -206,6 +212,10 @@ class Reversion(Walk):
         vars(made).pop(BACK)
         self.planned[id(module)] = made
         self.enter(module, made, True, "")
+
+
+def _is_attention(name: str) -> bool:
+    return "attention" in name.lower() or "attn" in name.lower()
 
 
 def _looks_convertible(module: nn.Module) -> bool:

@@ -42,6 +42,11 @@ class Rule:
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) and not callable(self.key):
             raise TypeError(f"a rule is for a pattern of names, a class or a predicate, got {self.key!r}")
+        if isinstance(self.choice, nn.Module):
+            raise TypeError(
+                f"what a rule puts there must be a layer class or a function, got an instance of "
+                f"{type(self.choice).__name__}: give the class, configured by using"
+            )
         if not callable(self.choice):
             raise TypeError(f"what a rule puts there must be a layer class or a function, got {self.choice!r}")
 
@@ -77,6 +82,13 @@ class Rule:
         return repr(self.key) if isinstance(self.key, str) else getattr(self.key, "__name__", repr(self.key))
 
 
+def rules_of(rules: Rules) -> list[Rule]:
+    """What was given as rules, in their order."""
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules must be a mapping such as {{'conv1': HybridConv2d.using(ratio=0.5)}}, got {rules!r}")
+    return [Rule(key, choice) for key, choice in rules.items()]
+
+
 def attempt(rule: Rule, module: nn.Module, held: str | None) -> Twin | str | None:
     """The twin by a rule, None to leave the module, or the reason there is none."""
     try:
@@ -102,7 +114,12 @@ def _near(rule: Rule, everything: Mapping[str, nn.Module], known: Sequence[str])
     if not isinstance(rule.key, str):
         kinds = sorted({type(everything[name]).__name__ for name in known})
         return f"what could be converted is of {', '.join(kinds)}"
-    close = get_close_matches(rule.key, known, 3, cutoff=0.4)
+    return near(rule.key, known)
+
+
+def near(pattern: str, known: Sequence[str]) -> str:
+    """Which names somebody may have meant by a pattern that matches none."""
+    close = get_close_matches(pattern, known, 3, cutoff=0.4)
     return f"did you mean {', '.join(map(repr, close))}?" if close else f"names are {_some(known)}"
 
 
@@ -110,10 +127,15 @@ def require_used(rules: Sequence[Rule], everything: Mapping[str, nn.Module]) -> 
     """Require that every rule had a say; otherwise give the reasons."""
     for rule in rules:
         if not rule.used:
-            matched = [f"{n} ({type(m).__name__})" for n, m in everything.items() if rule.matches([n], m)]
-            reasons = rule.reasons or [f"{each}: it has no twin, or is inside what was replaced" for each in matched]
+            matched = [(name, module) for name, module in everything.items() if rule.matches([name], module)]
+            reasons = rule.reasons or [_unused(name, module) for name, module in matched]
             more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
             raise ValueError(f"the rule {rule} replaced nothing: {'; '.join(reasons[:3])}{more}")
+
+
+def _unused(name: str, module: nn.Module) -> str:
+    inside = f"; a rule for what is in it is {f'{name}.*'!r}" if name and any(module.children()) else ""
+    return f"{name} ({type(module).__name__}): it has no twin, or is inside what was replaced{inside}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -40,15 +40,15 @@ class Walk:
         before = len(self.entries)
         for child in module.children():
             self._visit(child)
-        if len(self.entries) == before and id(module) not in self.entries:
-            self.found_nothing(module)
+        if id(module) not in self.entries:
+            self.passed(module, list(self.entries.values())[before:])
 
     def decide(self, module: nn.Module) -> bool:
         """Plan what becomes of a module; True if nothing inside it is looked at."""
         raise NotImplementedError
 
-    def found_nothing(self, module: nn.Module) -> None:
-        """Report a module that nothing was said of, nor of anything inside it."""
+    def passed(self, module: nn.Module, inside: list[Entry]) -> None:
+        """Report a module that nothing was said of, if it should be; what was said of its parts is given."""
 
     def enter(self, module: nn.Module, after: nn.Module | None, exact: bool, note: str) -> None:
         """Write down what becomes of a module."""
