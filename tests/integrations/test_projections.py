@@ -67,6 +67,15 @@ def test_timms_projections_are_called_whoever_made_them(name: str) -> None:
     assert report[""].note.startswith(f"its {name} is Adapted, which has no in_features")
 
 
+def test_what_somebody_put_into_timms_attention_is_not_lost() -> None:
+    module = Attention(24, 3)
+    module.adapter = nn.Linear(24, 24)
+    assert convnn.convert(module)[1][""].note == "somebody put adapter into it, which its twin would lose"
+    module = Attention(24, 3)
+    module.register_buffer("seen", torch.zeros(()))
+    assert convnn.convert(module)[1][""].note.startswith("it has seen")
+
+
 def test_networks_with_quantised_projections_are_converted_around_them() -> None:
     vit, x = quantised(timm.create_model("test_vit", img_size=32).eval()), torch.randn(2, 3, 32, 32)
     twin, report = convnn.convert(vit)

@@ -95,7 +95,15 @@ def rebuilt_inside(module: Any) -> Any:
     return module
 
 
+def holding(name: str, module: Any) -> Any:
+    module.add_module(name, nn.Linear(2, 3))
+    return module
+
+
 LEFT: dict[str, tuple[Any, str]] = {
+    "something in it": (holding("adapter", nn.Conv2d(3, 4, 3)), "somebody put adapter into it, which its twin would"),
+    "something in an attention": (holding("adapter", nn.MultiheadAttention(8, 2)), "somebody put adapter into it"),
+    "an observer": (holding("activation_post_process", nn.Conv2d(3, 4, 3)), "made ready to be quantised: convert the"),
     "transposed": (nn.ConvTranspose2d(3, 4, 2), "a transposed convolution spreads"),
     "a subclass": (Scaled(3, 4, 3), r"nets\.Scaled is a subclass of Conv2d; register a twin"),
     "parametrized": (parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), "parametrized: bake it in"),

@@ -17,7 +17,7 @@ from convnn.integrations.heads import adopted, noted, where_of
 from convnn.layers import ConvNN2d, ConvNNAttention
 from convnn.surgery import Refused, Twin, maps, register
 from convnn.surgery.attention import why_no_attention
-from convnn.surgery.carry import built, tag
+from convnn.surgery.carry import built, require_own, tag
 
 # What an attention decides itself, whatever a rule says.
 DECIDED = (
@@ -31,6 +31,7 @@ def attention(module: Any, layer: Any) -> Twin:
     """The twin of timm's attention: its own projections and norms, all keys or the k nearest."""
     if getattr(module, "gate", None) is not None:
         raise Refused("its output is gated (gated=True), and ConvNNAttention has no gate")
+    require_own(module, (), (*PARTS, "attn_drop"))
     chosen = ConvNNAttention.using(k="all", kernel=None) if layer is None else layer
     if not isinstance(chosen, type) or not issubclass(chosen, ConvNNAttention):
         raise Refused(f"ConvNNAttention can stand for timm's Attention, {getattr(chosen, '__name__', chosen)} cannot")

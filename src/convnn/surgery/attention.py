@@ -52,7 +52,7 @@ def _move(module: Any, made: Any) -> None:
 
 def _require_plain(module: Any) -> None:
     """Refuse what was changed inside: torch's layer never calls its ``out_proj``, the twin does."""
-    require_own(module, TENSORS)
+    require_own(module, TENSORS, ("out_proj",))
     plain = nn.MultiheadAttention(1, 1, device="meta").out_proj
     if type(module.out_proj) not in (type(plain), nn.Linear):
         raise Refused(f"its out_proj is {type(module.out_proj).__name__}, of which torch's layer reads the weight only")

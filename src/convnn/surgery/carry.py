@@ -63,8 +63,13 @@ def obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def require_own(module: nn.Module, tensors: Sequence[str]) -> None:
-    """Refuse a module with parameters or buffers its class does not have, such as those of pruning."""
+def require_own(module: nn.Module, tensors: Sequence[str], parts: Sequence[str] = ()) -> None:
+    """Refuse a module with parameters, buffers or modules its class does not have, such as those of pruning."""
+    added = sorted(name for name, part in module._modules.items() if part is not None and name not in parts)
+    if "activation_post_process" in added:
+        raise Refused("made ready to be quantised: convert the float model, then prepare it")
+    if added:
+        raise Refused(f"somebody put {', '.join(added)} into it, which its twin would lose")
     others = sorted({*module._parameters, *module._buffers} - set(tensors))
     made = sorted(n for n in tensors if n not in module._parameters and getattr(module, n, None) is not None)
     if others or made:
