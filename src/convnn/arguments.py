@@ -17,6 +17,7 @@ from convnn.names import resolve
 from convnn.neighbors import Neighbors, wide
 from convnn.relative import RelativeBias
 from convnn.search import Order, Search, SelfScore
+from convnn.selection import SELECTIONS, Selection, is_hard
 from convnn.similarity import SIMILARITIES, Similarity
 from convnn.weighting import WEIGHTINGS, Weigh, Weighting
 
@@ -62,6 +63,7 @@ def search(
     self_score: SelfScore,
     order: Order,
     has_kernel: bool = False,
+    selection: Selection | str = "hard",
 ) -> Search:
     """Check what decides the neighbours, and put it into a record."""
     checks.compared(query, key)
@@ -83,9 +85,16 @@ def search(
     given_masks = mask if isinstance(mask, (list, tuple)) else () if mask is None else (mask,)
     laid = tuple(_mask(each, query, n_queries, n_keys) for each in given_masks)
     score = 1.0 if self_score == "one" else None
-    built = Search(query, key, rows, laid, chosen, count, order, isinstance(k, str), among, own, score)
+    relaxed = _relaxed(selection, everybody=isinstance(k, str))
+    built = Search(query, key, rows, laid, chosen, count, order, isinstance(k, str), among, own, score, relaxed)
     checks.leading(**_tensors(built))
     return built
+
+
+def _relaxed(selection: Selection | str, *, everybody: bool) -> Selection | None:
+    """The selection, or None where the K nearest count once: where all win, there is nothing to choose."""
+    chosen: Selection = resolve("selection", selection, SELECTIONS)
+    return None if everybody or is_hard(chosen) else chosen
 
 
 def _tensors(search: Search) -> dict[str, Tensor]:
@@ -154,10 +163,15 @@ def weigh(weighting: Weighting | str, dropout_p: float) -> Weigh:
 
 def scores_matter(search: Search, weigh: Weigh) -> None:
     """Require weights that depend on scores where something can be learned in no other way."""
-    reason = getattr(search.similarity, "needs_scores", None)
-    if reason and getattr(weigh.weighting, "ignores_scores", False):
+    reason, blind = getattr(search.similarity, "needs_scores", None), weigh.ignores_scores
+    if search.selection is not None:
+        if not blind and not getattr(weigh.weighting, "proportional", False):
+            name = getattr(weigh.weighting, "__name__", type(weigh.weighting).__name__)
+            raise ValueError(f"a selection that is not hard needs uniform weights or a softmax, got {name}")
+    elif reason and blind:
         raise ValueError(
-            f"{reason} needs a weighting that depends on scores, such as softmax: nothing would flow to it"
+            f"{reason} needs a weighting that depends on scores, such as softmax, or a selection with a gradient, such "
+            "as straight_through: nothing would flow to it"
         )
 
 

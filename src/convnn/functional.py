@@ -17,6 +17,7 @@ from convnn.candidates import Candidates
 from convnn.masks import Mask
 from convnn.neighbors import Neighbors
 from convnn.search import Order, SelfScore
+from convnn.selection import Selection
 from convnn.similarity import Similarity
 from convnn.weighting import Weighting
 
@@ -39,6 +40,7 @@ def convnn(
     self_index: Tensor | None = None,
     self_score: SelfScore = "true",
     order: Order = "score",
+    selection: Selection | str = "hard",
     dropout_p: float = 0.0,
     backend: str | Backend = "auto",
     return_neighbors: Literal[False] = False,
@@ -61,6 +63,7 @@ def convnn(
     self_index: Tensor | None = None,
     self_score: SelfScore = "true",
     order: Order = "score",
+    selection: Selection | str = "hard",
     dropout_p: float = 0.0,
     backend: str | Backend = "auto",
     return_neighbors: Literal[True],
@@ -82,6 +85,7 @@ def convnn(
     self_index: Tensor | None = None,
     self_score: SelfScore = "true",
     order: Order = "score",
+    selection: Selection | str = "hard",
     dropout_p: float = 0.0,
     backend: str | Backend = "auto",
     return_neighbors: bool = False,
@@ -107,6 +111,7 @@ def convnn(
             it is the first neighbour, whether it is a candidate or not, and never chosen twice.
         self_score: how similar a query and its own key are: what they are (``"true"``), or 1 (``"one"``).
         order: slots of a row by ``"score"``, nearest first, or by ``"key"``.
+        selection: ``"hard"``, or ``(scores, chosen) -> counts`` as in :mod:`convnn.selection`, which can be learned.
         dropout_p: probability of dropping a weight; acts whenever it is not 0.
         backend: ``"auto"``, a name, or a :class:`~convnn.backends.Backend`; an explicit one runs or raises.
         return_neighbors: return ``(output, Neighbors)``.
@@ -127,17 +132,9 @@ def convnn(
     """
     values = Values(value, kernel, bias).under_autocast()
     search = arguments.search(
-        query,
-        key,
-        k=k,
-        similarity=similarity,
-        mask=mask,
-        candidates=candidates,
-        self_index=self_index,
-        self_score=self_score,
-        order=order,
-        has_kernel=kernel is not None,
-    )
+        query, key, k=k, similarity=similarity, mask=mask, candidates=candidates, self_index=self_index,
+        self_score=self_score, order=order, has_kernel=kernel is not None, selection=selection,
+    )  # fmt: skip
     weigh = arguments.weigh(weighting, dropout_p)
     arguments.scores_matter(search, weigh)
     chosen = arguments.choice(backend, search, values).backend
@@ -148,6 +145,8 @@ def convnn(
             return output
         found = chosen.select(search)
         arguments.seen(search, lambda _: found, weigh)
+        if search.selection is not None:
+            return values.shift(chosen.run(search, values.value, values.kernel, weigh)), found
         weights = weigh(found.scores, found.filled)
         return values.shift(chosen.aggregate(values.value, found.index, weights, values.kernel)), found
 
@@ -176,16 +175,9 @@ def nearest(
         tensor([[0, 1, 2]])
     """
     search = arguments.search(
-        query,
-        key,
-        k=k,
-        similarity=similarity,
-        mask=mask,
-        candidates=candidates,
-        self_index=self_index,
-        self_score=self_score,
-        order=order,
-    )
+        query, key, k=k, similarity=similarity, mask=mask, candidates=candidates, self_index=self_index,
+        self_score=self_score, order=order,
+    )  # fmt: skip
     chosen = choose(backend, search).backend
     with autocast_off(query.device):
         return chosen.select(search)
@@ -237,12 +229,13 @@ def explain(*inputs: Any, **options: Any) -> Choice:
     bound.apply_defaults()
     given = bound.arguments
     values = Values(given["value"], given["kernel"], given["bias"]).under_autocast()
-    choices = ("query", "key", "k", "similarity", "mask", "candidates", "self_index", "self_score", "order")
+    combined = ("value", "kernel", "bias", "weighting", "dropout_p", "backend", "return_neighbors")
+    choices = {name: given[name] for name in given if name not in combined}
     with torch.random.fork_rng():  # candidates may be drawn, which must not move anybody's random numbers
-        search = arguments.search(**{name: given[name] for name in choices}, has_kernel=values.kernel is not None)
+        search = arguments.search(**choices, has_kernel=values.kernel is not None)
     weigh = arguments.weigh(given["weighting"], given["dropout_p"])
     arguments.scores_matter(search, weigh)
     found = arguments.choice(given["backend"], search, values)
-    everybody = reference.attends(search, values.kernel, weigh)
+    everybody = search.selection is not None or reference.attends(search, values.kernel, weigh)
     sizes = cost.sizes(search, values.value, values.kernel, weigh, attends=everybody)
     return replace(found, cost=cost.estimate(sizes, found.name, found.backend.held))

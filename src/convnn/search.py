@@ -11,6 +11,7 @@ from torch import Tensor
 from convnn import laid
 from convnn.masks import Mask
 from convnn.neighbors import Neighbors, ranked, take, wide
+from convnn.selection import Selection
 from convnn.similarity import Similarity, cosine, pearson
 
 Order: TypeAlias = Literal["score", "key"]
@@ -27,6 +28,7 @@ class Search:
         candidates: the numbers of the keys to search among, or None for all; a negative one is no key.
         own: the number of each query's own key, always its first neighbour, or None; a negative one is no key.
         own_score: what the similarity of a query and its own key counts as, or None for what it is.
+        selection: how often each searched key counts, or None where the K nearest count once.
 
     Shape:
         query ``(..., N, E)``, key ``(..., M, E)``, rows ``(N, 1)``, mask tensors broadcast to ``(..., N, M)``,
@@ -44,6 +46,7 @@ class Search:
     candidates: Tensor | None = None
     own: Tensor | None = None
     own_score: float | None = None
+    selection: Selection | None = None
 
     @property
     def width(self) -> int:

@@ -7,7 +7,7 @@ it. Whatever a weighting returns, the operator lets an empty slot weigh exactly 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import ClassVar, Protocol, TypeVar
 
@@ -39,6 +39,12 @@ def ignores_scores(weighting: W) -> W:
     return weighting
 
 
+def proportional(weighting: W) -> W:
+    """Mark a weighting whose weights are in proportion to a function of each score: a key may then count in part."""
+    weighting.proportional = True  # type: ignore[attr-defined]
+    return weighting
+
+
 @ignores_scores
 @order_free
 def uniform(scores: Tensor, filled: Tensor) -> Tensor:
@@ -46,6 +52,7 @@ def uniform(scores: Tensor, filled: Tensor) -> Tensor:
     return filled.to(scores.dtype)
 
 
+@proportional
 @order_free
 def softmax(scores: Tensor, filled: Tensor) -> Tensor:
     r""":math:`\rho(s)_k = e^{s_k} / \sum_l e^{s_l}`, over the filled slots."""
@@ -82,6 +89,7 @@ class softmax_at:  # noqa: N801 - used as the function it is
 
     temperature: float
     order_free: ClassVar[bool] = True
+    proportional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -99,7 +107,7 @@ class LearnedTemperature(nn.Module):
         temperature: where T starts.
     """
 
-    order_free = True
+    order_free = proportional = True
 
     def __init__(self, temperature: float = 1.0, *, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -130,6 +138,7 @@ class on_exp(nn.Module):  # noqa: N801 - used as the function it is
         self.weighting = weighting
         self.order_free = bool(getattr(weighting, "order_free", False))
         self.ignores_scores = bool(getattr(weighting, "ignores_scores", False))
+        self.proportional = bool(getattr(weighting, "proportional", False))
 
     def forward(self, scores: Tensor, filled: Tensor) -> Tensor:  # noqa: D102
         return self.weighting(torch.where(filled, scores.exp(), scores), filled)  # an empty slot stays far below
@@ -169,6 +178,14 @@ class Weigh:
             raise ValueError(f"a weighting must return a weight per score, shape {tuple(scores.shape)}, got {came}")
         weights = weights.masked_fill(~filled, 0.0)
         weights = weights.masked_fill(scores.isnan().any(-1, keepdim=True), torch.nan)
+        return F.dropout(weights, self.dropout_p) if self.dropout_p > 0.0 else weights
+
+    def counted(self, scores: Tensor, filled: Tensor, counts: Tensor) -> Tensor:
+        r"""Weigh keys that count so often each: :math:`g_j f(s_j) / \sum_l g_l f(s_l)`, or :math:`g_j` where f = 1."""
+        weights = replace(self, dropout_p=0.0)(scores, filled) * counts
+        if not self.ignores_scores:
+            total = weights.sum(-1, keepdim=True)
+            weights = weights / torch.where(total == 0, 1.0, total)
         return F.dropout(weights, self.dropout_p) if self.dropout_p > 0.0 else weights
 
     @property

@@ -48,7 +48,9 @@ def choose(
     passed_over: dict[str, str] = {}
     if backend == "auto":
         for name, candidate in BACKENDS.items():
-            reason = None if candidate.waits is None else candidate.waits(search, value, kernel)
+            reason = _relaxes(search, candidate)
+            if candidate.waits is not None:
+                reason = reason or candidate.waits(search, value, kernel)
             reason = reason or candidate.declines(search, value, kernel)
             if reason is None:
                 return Choice(name, candidate, passed_over)
@@ -57,7 +59,14 @@ def choose(
     record = record or resolve("backend", name, {"auto": None, **BACKENDS})
     if not isinstance(record, Backend):
         raise TypeError(f"backend must be a name or a record of type Backend, got {backend!r}")
-    reason = record.declines(search, value, kernel)
+    reason = _relaxes(search, record) or record.declines(search, value, kernel)
     if reason is not None:
         raise ValueError(f"backend {name!r} cannot run these inputs: {reason}")
     return Choice(name, record)
+
+
+def _relaxes(search: Search | None, backend: Backend) -> str | None:
+    """Why a backend cannot serve a search's selection, or None."""
+    if search is None or search.selection is None or backend.relaxed is not None:
+        return None
+    return "it looks at the chosen keys alone, and this selection lets every key count"

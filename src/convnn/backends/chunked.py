@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from convnn import checks, forms
 from convnn.backends import held, reference
+from convnn.backends import relaxed as dense
 from convnn.backends.blocks import ELSEWHERE, ON_CPU, Pieces, in_blocks
 from convnn.backends.combine import Combine, with_nobody
 from convnn.backends.largest import largest
@@ -52,7 +53,9 @@ def _backend(budget: int | None, about: str) -> Backend:
     given: Any = {"budget": budget}
     both = partial(fused, **given)
     size = partial(held.chunked, **given)
-    return Backend(partial(select, **given), partial(aggregate, **given), declines, both, about=about, held=size)
+    all_keys = partial(relaxed, **given)
+    halves = partial(select, **given), partial(aggregate, **given)
+    return Backend(*halves, declines, both, about=about, held=size, relaxed=all_keys)
 
 
 def at_most(budget: int | None, tensor: Tensor) -> int:
@@ -128,6 +131,21 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
     row = max(row, search.width if attends else _row(search, width))
     rows = wide(value) if attends else with_nobody(wide(value))
     return in_blocks(run, by_row, [rows, *shared], row=row, budget=budget)[0].to(value.dtype)
+
+
+def relaxed(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, budget: int | None) -> Tensor:
+    """Weigh every searched key, block by block; nothing of the size of the scores is kept for backward."""
+    budget = at_most(budget, value)
+    search = _lifted(search)
+    by_row, shared = tensors(search)
+
+    def run(by_row: Pieces, shared: Pieces) -> tuple[Tensor, ...]:
+        block = rebuild(search, by_row, shared[1:])
+        combine = partial(dense.run, block, shared[0], kernel, weigh, reference.aggregate)
+        return (_again(combine, block, random=weigh.may_be_random),)
+
+    row = max(search.width + search.k, search.k * max(value.shape[-1], search.query.shape[-1]))
+    return in_blocks(run, by_row, [wide(value), *shared], row=row, budget=budget)[0].to(value.dtype)
 
 
 def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001

@@ -25,6 +25,7 @@ class Backend:
         fused: both halves at once, keeping only what its backward needs: ``(search, value, kernel, weigh)``.
         about: what it is for, in a few words.
         waits: like ``declines``, but heeded by ``"auto"`` only: why it should be asked for by name.
+        relaxed: like ``fused``, for a search with a selection that is not hard; None where there is no such way.
         held: the most bytes it holds beside the inputs, forward and in training, from the sizes of a problem.
     """
 
@@ -35,9 +36,12 @@ class Backend:
     about: str = ""
     waits: Callable[[Search | None, Tensor | None, Tensor | None], str | None] | None = None
     held: Held | None = None
+    relaxed: Callable[[Search, Tensor, Tensor | None, Weigh], Tensor] | None = None
 
     def run(self, search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh) -> Tensor:
         """Run the whole operator."""
+        if search.selection is not None and self.relaxed is not None:
+            return self.relaxed(search, value, kernel, weigh)
         if self.fused is not None:
             return self.fused(search, value, kernel, weigh)
         neighbors = self.select(search)

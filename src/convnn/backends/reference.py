@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from convnn.backends import held
+from convnn.backends import held, relaxed
 from convnn.backends.record import Backend
 from convnn.neighbors import Neighbors, ranked, take, wide
 from convnn.search import Search
@@ -65,5 +67,11 @@ def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None)
 
 
 BACKEND = Backend(
-    select, aggregate, declines, fused, about="the definition; holds all scores at once", held=held.reference
+    select,
+    aggregate,
+    declines,
+    fused,
+    about="the definition; holds all scores at once",
+    held=held.reference,
+    relaxed=partial(relaxed.run, aggregate=aggregate),
 )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from convnn import checks, functional
 from convnn.backends import Backend
+from convnn.blend import Blend, instead
 from convnn.candidates import Candidates, Cells
 from convnn.descriptor import DESCRIPTORS, Descriptor
 from convnn.layers import places, shapes
@@ -21,6 +22,8 @@ from convnn.masks import Mask, causal
 from convnn.names import resolve
 from convnn.relative import RelativeBias
 from convnn.search import SelfScore
+from convnn.selection import Selection
+from convnn.selection import named as selection_of
 from convnn.similarity import SIMILARITIES, Similarity
 from convnn.weighting import WEIGHTINGS, Weighting
 
@@ -43,10 +46,11 @@ class ConvNNAttention(Configurable):
         attn_head_dim: the channels of one head, which sets ``qk_dim`` and ``v_dim``.
         qkv_bias, proj_bias, qk_norm, scale_norm, norm_layer: as in timm.
         attn_drop, kernel_drop, proj_drop: dropout of the weights, after the kernel, and after the projection.
-        similarity, weighting, candidates, mask, backend: as in the operator. Beside candidates a token is its own first
-            neighbour, with a score as ``self_score`` says.
+        similarity, weighting, selection, candidates, mask, backend: as in the operator. Beside candidates a token is
+            its own first neighbour, with a score as ``self_score`` says.
         subset: project all keys, then take the candidates (``"after"``), or the other way round (``"before"``).
         position: a descriptor applied to the queries and keys of each head, or a ``RelativeBias``.
+        blend: a :class:`~convnn.blend.Blend` of places and what the heads compare, instead of similarity and position.
 
     Shape:
         ``(..., N, dim)`` to ``(..., N, out_dim)``.
@@ -86,6 +90,8 @@ class ConvNNAttention(Configurable):
         self_score: SelfScore = "true",
         subset: Literal["before", "after"] = "after",
         position: Descriptor | RelativeBias | str | None = None,
+        blend: Blend | None = None,
+        selection: Selection | str = "hard",
         mask: Mask | str | Sequence[Mask | str] | None = None,
         backend: str | Backend = "auto",
         device: torch.device | str | None = None,
@@ -108,8 +114,9 @@ class ConvNNAttention(Configurable):
             raise ValueError(f"a kernel has a size and k={k!r} has none: give k as a number, or kernel=None")
         shapes.check_subset(subset, self_score, candidates is None)
         self.k, self.subset, self.self_score, self.backend = k, subset, self_score, backend
+        similarity, position = (similarity, position) if blend is None else instead(blend, similarity, position)
         self.similarity = resolve("similarity", similarity, SIMILARITIES)
-        self.weighting = resolve("weighting", weighting, WEIGHTINGS)
+        self.weighting, self.selection = resolve("weighting", weighting, WEIGHTINGS), selection_of(selection)
         self.position = None if position is None else resolve("position", position, DESCRIPTORS)
         self.mask, self.candidates = shapes.Kept(mask, device), shapes.kept(candidates, device)
 
@@ -124,6 +131,11 @@ class ConvNNAttention(Configurable):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"num_heads={self.num_heads}, k={self.k}"
+
+    @property
+    def blend(self) -> Blend | None:
+        """The share of space and features, where it is one."""
+        return self.similarity if isinstance(self.similarity, Blend) else None
 
     def forward(
         self,
@@ -201,6 +213,7 @@ class ConvNNAttention(Configurable):
         """Run the operator in every head, ``(..., H, N, d)``, and join the heads."""
         options |= {"k": self.k, "similarity": self.similarity, "weighting": self.weighting, "mask": masks or None}
         options |= {"dropout_p": self.attn_drop if self.training else 0.0, "backend": self.backend}
+        options |= {"selection": self.selection}
         run = functional.convnn if self.kernel is None else self.kernel
         combined = run(query, key, value, **options).transpose(-2, -3).flatten(-2)  # (..., N, v_dim)
         return self.proj_drop(self.proj(self.kernel_drop(self.norm(combined))))

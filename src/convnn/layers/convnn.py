@@ -24,7 +24,7 @@ class ConvNN2d(ConvNNNd):
         similarity: ``"space"``, or a similarity of features as in the operator.
         k: how many neighbours; None for as many as the kernel has taps. Then ``weight`` has the convolution's shape;
             otherwise it is ``(O, C / groups, k)``.
-        weighting: as in the operator.
+        weighting, selection: as in the operator.
         candidates: as in the operator; ``random`` and ``grid`` of :mod:`convnn.candidates` see the map.
         position: a descriptor that puts places beside the features; its coordinates run from -1 to 1, or are what its
             attribute ``coordinates`` makes.

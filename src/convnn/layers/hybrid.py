@@ -19,6 +19,7 @@ from convnn.layers import shapes
 from convnn.layers.configurable import Configurable
 from convnn.layers.convnn import ConvNN1d, ConvNN2d, ConvNN3d
 from convnn.masks import Mask
+from convnn.selection import Selection
 from convnn.similarity import Similarity
 from convnn.weighting import Weighting
 
@@ -49,6 +50,7 @@ class HybridConvNd(Configurable):
         branch: Literal["standard", "depthwise", "separable"] = "standard",
         similarity: Similarity | str = "cosine",
         weighting: Weighting | str = "uniform",
+        selection: Selection | str = "hard",
         candidates: Tensor | Candidates | None = None,
         position: Descriptor | str | None = None,
         blend: float | Blend | None = None,
@@ -77,8 +79,9 @@ class HybridConvNd(Configurable):
             "stride": stride, "padding": padding, "dilation": dilation, "padding_mode": padding_mode, **factory
         }  # fmt: skip
         choices = {
-            "similarity": similarity, "k": k, "weighting": weighting, "candidates": candidates, "position": position,
-            "blend": blend, "patch": patch, "mask": mask, "include_padding": include_padding, "backend": backend,
+            "similarity": similarity, "k": k, "weighting": weighting, "selection": selection, "candidates": candidates,
+            "position": position, "blend": blend, "patch": patch, "mask": mask, "include_padding": include_padding,
+            "backend": backend,
         }  # fmt: skip
         self.convnn = self._branch(self.nearest, found, convnn_bias, window | choices) if found else None
         rest = out_channels - found
@@ -132,7 +135,7 @@ class HybridConv2d(HybridConvNd):
         padding: None keeps the size of the map where the stride is 1.
         branch: the kernels of both branches: ``"standard"``, ``"depthwise"``, or ``"separable"`` (depthwise, then 1x1).
         patch: compare patches of so many cells along every axis, in the ConvNN branch.
-        similarity, weighting, candidates, position, blend, mask, include_padding, backend: see
+        similarity, weighting, selection, candidates, position, blend, mask, include_padding, backend: see
             :class:`~convnn.ConvNN2d`; they are for the ConvNN branch.
 
     Example:

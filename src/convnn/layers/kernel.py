@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from convnn import arguments, checks, functional
 from convnn.layers import shapes
 from convnn.neighbors import Neighbors
+from convnn.selection import hard, is_hard
 
 Kind: TypeAlias = Literal["depthwise", "separable", "standard"]
 
@@ -71,31 +72,43 @@ class Kernel(nn.Module):
                 if self.pointwise is not None:
                     self.pointwise.weight.copy_(eye.expand_as(self.pointwise.weight))
 
+    def taps(self, k: int) -> Tensor:
+        """The weights of the first k ranks: with fewer neighbours the others rest, and keep their place."""
+        return first_taps(self.weight, k)
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         """Run the operator with this kernel: ``(..., H, N, d)``."""
         if self.weight.ndim == 4:
+            if not is_hard(options.pop("selection", hard)):
+                raise ValueError("a selection that is not hard needs one kernel for all heads: shared_kernel=True")
             combined = {name: options.pop(name) for name in ("weighting", "dropout_p")}
             found = functional.nearest(query, key, **options)
             return self.combine(value, found, **combined, backend=options["backend"])
-        output = functional.convnn(query, key, value, self.weight, **options)
+        output = functional.convnn(query, key, value, self.taps(options["k"]), **options)
         return output if self.pointwise is None else self.pointwise(output)
 
     def combine(self, value: Tensor, found: Neighbors, **options: Any) -> Tensor:
         """Combine neighbours that were found already."""
-        if self.weight.ndim == 3:
-            output = functional.aggregate(value, found, self.weight, **options)
+        weight = self.taps(found.index.shape[-1])
+        if weight.ndim == 3:
+            output = functional.aggregate(value, found, weight, **options)
         else:
             # Neighbours found by what all heads share are found once.
-            every = torch.broadcast_shapes(found.index.shape[:-2], (len(self.weight),))
+            every = torch.broadcast_shapes(found.index.shape[:-2], (len(weight),))
             found = Neighbors(*(each.expand(*every, -1, -1) for each in found))
             weigh = arguments.weigh(options["weighting"], options.get("dropout_p", 0.0))
-            kernels = self.weight.unbind()
+            kernels = weight.unbind()
             parts = shapes.by_head(value.unbind(-3), found, kernels, weigh=weigh, backend=options["backend"])
             output = torch.stack(parts, -3)
         return output if self.pointwise is None else self.pointwise(output)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.kind}, {tuple(self.weight.shape)}"
+
+
+def first_taps(weight: Tensor, k: int) -> Tensor:
+    """The first k taps of a kernel, its last axis."""
+    return weight if weight.shape[-1] == k else weight[..., :k]
 
 
 class Pointwise(nn.Module):

@@ -18,12 +18,14 @@ from convnn.candidates import Candidates, Cells
 from convnn.descriptor import COORDINATES, DESCRIPTORS, Descriptor
 from convnn.layers import shapes
 from convnn.layers.configurable import Configurable
+from convnn.layers.kernel import first_taps
 from convnn.layers.windows import Nearness, Windows
 from convnn.masks import Mask
 from convnn.names import resolve
 from convnn.neighbors import Neighbors
 from convnn.patches import shuffle, unshuffle
 from convnn.relative import RelativeBias
+from convnn.selection import SELECTIONS, Selection, is_hard
 from convnn.similarity import SIMILARITIES, Similarity
 from convnn.weighting import WEIGHTINGS, Weigh, Weighting, uniform
 
@@ -54,6 +56,7 @@ class ConvNNNd(Configurable):
         similarity: Similarity | str = "space",
         k: int | None = None,
         weighting: Weighting | str = "uniform",
+        selection: Selection | str = "hard",
         candidates: Tensor | Candidates | None = None,
         position: Descriptor | str | None = None,
         blend: float | Blend | None = None,
@@ -86,6 +89,9 @@ class ConvNNNd(Configurable):
         checks.whole("k", self.k, 1)
         self.patch, self.heads, self.include_padding, self.backend = patch, heads, include_padding, backend
         self.weighting = resolve("weighting", weighting, WEIGHTINGS)
+        self.selection = resolve("selection", selection, SELECTIONS)
+        if heads > 1 and not is_hard(self.selection):
+            raise ValueError(f"a selection that is not hard needs heads=1, got {heads}")
         self.mask, self.candidates = shapes.Kept(mask, device), shapes.kept(candidates, device)
         self._compare_by(similarity, blend, position)
         self._build(projection, qk_dim, v_dim, bias, {"device": device, "dtype": dtype})
@@ -104,8 +110,9 @@ class ConvNNNd(Configurable):
         if blend is not None and not isinstance(blend, Blend):
             features = "cosine" if similarity == "space" else chosen
             blend = Blend(blend, axes=self.axes, space=self.space, features=features)
-        if blend is not None and blend.needs_scores and getattr(self.weighting, "ignores_scores", False):
-            raise ValueError(f"{blend.needs_scores} needs a weighting that depends on scores, such as softmax")
+        if blend is not None and blend.needs_scores and not self.learns_by_scores:
+            needs = "a weighting that depends on scores, such as softmax, or a selection with a gradient"
+            raise ValueError(f"{blend.needs_scores} needs {needs}, such as straight_through")
         self.similarity = chosen if blend is None else blend
 
     def _build(
@@ -123,9 +130,8 @@ class ConvNNNd(Configurable):
             self.to_query = nn.Linear(channels, compared, bias=False, **factory)
             self.to_key = nn.Linear(channels, compared, bias=False, **factory)
             # Where all neighbours count alike nothing flows to how they are compared, and nothing should wait for it.
-            learned = not getattr(self.weighting, "ignores_scores", False)
             for projection_of in (self.to_query, self.to_key):
-                projection_of.weight.requires_grad_(learned)
+                projection_of.weight.requires_grad_(self.learns_by_scores)
         self.to_value = nn.Linear(channels, values, bias=False, **factory) if projection == "linear" else nn.Identity()
         self.projected = projection == "linear"
         if self.by_features:
@@ -160,11 +166,16 @@ class ConvNNNd(Configurable):
         return self.similarity if isinstance(self.similarity, Blend) else None
 
     @property
+    def learns_by_scores(self) -> bool:
+        """Whether anything flows to how cells are compared: through their weights, or through who is chosen."""
+        return not getattr(self.weighting, "ignores_scores", False) or not is_hard(self.selection)
+
+    @property
     def is_convolution(self) -> bool:
         """Whether the neighbours are a convolution's, so that torch's own may stand for the search."""
         plain = self.backend == "auto" and not self.by_features and self.k == prod(self.kernel_size)
         unmasked = not self.mask.count and self.candidates is None and self.include_padding
-        return plain and unmasked and self.weighting is uniform
+        return plain and unmasked and self.weighting is uniform and is_hard(self.selection)
 
     def forward(self, cells: Tensor) -> Tensor:
         """Map ``(B, C, *size)`` or ``(C, *size)`` to the outputs."""
@@ -220,12 +231,13 @@ class ConvNNNd(Configurable):
     def _searched(self, cells: Tensor, windows: Windows) -> Tensor:
         """The genuine search."""
         tokens = self._tokens(cells)
-        value, kernel = self.to_value(tokens), self.weight.flatten(2)
+        value, kernel = self.to_value(tokens), first_taps(self.weight.flatten(2), self.k)
         queries = windows.queries(tokens.device)
         query, key = self._compared(tokens, windows, queries)
         options = self._options(tokens, windows, queries)
         if query.ndim < 4:
-            output = functional.convnn(query, key, value, kernel, self.bias, weighting=self.weighting, **options)
+            options |= {"weighting": self.weighting, "selection": self.selection}
+            output = functional.convnn(query, key, value, kernel, self.bias, **options)
         else:
             output = self._by_head(value, functional.nearest(query, key, **options), kernel)
         return output.mT.unflatten(2, windows.outputs)
