@@ -63,8 +63,8 @@ class soft:  # noqa: N801 - used as the function it is
         winners, may = chosen.sum(-1, keepdim=True), scores != -torch.inf
         # Where all win, or nobody, there is no threshold.
         settled = (winners == 0) | (winners >= may.sum(-1, keepdim=True))
-        safe = torch.where(settled, 0.0, _threshold(scores, chosen, self.temperature))
-        return torch.where(settled, chosen.to(scores.dtype), ((scores - safe) / self.temperature).sigmoid())
+        counts = ((scores - _threshold(scores, chosen, settled, self.temperature)) / self.temperature).sigmoid()
+        return torch.where(settled, chosen.to(scores.dtype), counts)
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,13 @@ def is_hard(selection: Selection) -> bool:
     return selection is hard or (isinstance(selection, soft) and selection.temperature == 0)
 
 
-def _threshold(scores: Tensor, chosen: Tensor, temperature: float) -> Tensor:
-    r"""The :math:`\tau` at which the counts sum to the number of winners, ``(..., 1)``."""
+def _threshold(scores: Tensor, chosen: Tensor, settled: Tensor, temperature: float) -> Tensor:
+    r"""The :math:`\tau` at which the counts sum to the number of winners, ``(..., 1)``; any where that is settled."""
     winners, may = chosen.sum(-1, keepdim=True), scores != -torch.inf
     known = scores.detach()
-    last = torch.where(chosen, known, torch.inf).amin(-1, keepdim=True)
-    next_ = torch.where(chosen, -torch.inf, known).amax(-1, keepdim=True)
+    # An infinite one would make NaN of the gradient of what may not be chosen.
+    last = torch.where(settled, 0.0, torch.where(chosen, known, torch.inf).amin(-1, keepdim=True))
+    next_ = torch.where(settled, 0.0, torch.where(chosen, -torch.inf, known).amax(-1, keepdim=True))
     # At these ends the last winner lacks at least what all others have, and the other way round.
     others = (may.sum(-1, keepdim=True) - winners).clamp(min=1)
     high = last + temperature * (2 * others).to(known.dtype).log()

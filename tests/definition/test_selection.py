@@ -143,6 +143,25 @@ def test_gradients_of_the_soft_selection_are_finite_differences(backend: str, we
     assert torch.autograd.gradcheck(run, inputs)
 
 
+@pytest.mark.parametrize("backend", ["reference", "small blocks"])
+def test_gradients_where_all_win_or_nobody(backend: str) -> None:
+    inputs = [randn(*size).requires_grad_() for size in ((4, 3), (6, 3), (6, 2))]
+    allowed = torch.ones(4, 6, dtype=torch.bool)
+    allowed[0], allowed[1, 2:], allowed[2, 3:] = False, False, False
+
+    def run(*given: Tensor) -> Tensor:
+        told: dict[str, Any] = {"mask": allowed, "backend": BACKENDS[backend], "weighting": "uniform"}
+        return convnn(*given, k=3, similarity="dot", selection=soft(0.8), **told)
+
+    assert torch.autograd.gradcheck(run, inputs)
+    every = [x.detach().requires_grad_() for x in inputs]
+    output = convnn(*every, k=6, selection=straight_through(0.5), backend=BACKENDS[backend])
+    hard_output = convnn(*inputs, k=6, backend=BACKENDS[backend])
+    ours, theirs = (torch.autograd.grad(y.square().sum(), x) for y, x in ((output, every), (hard_output, inputs)))
+    for mine, its in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-9)
+
+
 def test_gradients_of_the_counts_are_finite_differences() -> None:
     scores = randn(3, 9)
     scores[0, 4] = -torch.inf
@@ -201,23 +220,25 @@ def test_a_key_that_should_win_is_found_by_its_gradient() -> None:
         assert (last.item() == 1.0) is finds, selection
 
 
-def test_half_types_and_compilation() -> None:
+@pytest.mark.parametrize("selection", [soft(0.3), straight_through(0.3)])
+def test_half_types(selection: Any) -> None:
+    query, key, value = (torch.randn(2, n, 8, dtype=torch.bfloat16) for n in (6, 12, 12))
+    ours = convnn(query, key, value, k=3, selection=selection)
+    assert ours.dtype == torch.bfloat16
+    exact = convnn(query.float(), key.float(), value.float(), k=3, selection=selection)
+    torch.testing.assert_close(ours.float(), exact, rtol=2**-7, atol=2**-7)
+
+
+def test_a_selection_compiles() -> None:
     torch.compiler.reset()
-    query, key, value = (torch.randn(2, n, 8, dtype=torch.bfloat16, requires_grad=True) for n in (6, 12, 12))
-    for selection in (soft(0.3), straight_through(0.3)):
+    leaves = [torch.randn(2, n, 8, requires_grad=True) for n in (6, 12, 12)]
 
-        def run(q: Tensor, x: Tensor, v: Tensor, selection: Any = selection) -> Tensor:
-            return convnn(q, x, v, k=3, selection=selection)
+    def run(q: Tensor, x: Tensor, v: Tensor) -> Tensor:
+        return convnn(q, x, v, k=3, selection=straight_through(0.3)).square()
 
-        ours = run(query, key, value)
-        assert ours.dtype == torch.bfloat16
-        exact = run(*(each.float() for each in (query, key, value)))
-        torch.testing.assert_close(ours.float(), exact, rtol=2**-7, atol=2**-7)
-        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-        single = [each.detach().float().requires_grad_() for each in (query, key, value)]
-        torch.testing.assert_close(compiled(*single), run(*single))
-        for mine, theirs in zip(*(torch.autograd.grad(f(*single).sum(), single) for f in (compiled, run)), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for mine, theirs in zip(*(torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, run)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_is_refused() -> None:

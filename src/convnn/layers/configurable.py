@@ -69,14 +69,14 @@ def _signature(cls: type[Any]) -> inspect.Signature:
 def _configured(base: type[Any], options: dict[str, Any]) -> type[Any]:
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
         taken = _signature(base).bind_partial(self, *arguments).arguments
-        fresh = {name: _fresh(option) for name, option in options.items() if name not in taken}
-        base.__init__(self, *arguments, **{**fresh, **named})
+        own = {name: fresh(option) for name, option in options.items() if name not in taken}
+        base.__init__(self, *arguments, **{**own, **named})
 
     names = {"__init__": __init__, "given": options, "__doc__": base.__doc__}
     return type(base.__name__, (base,), {**names, "__module__": base.__module__, "__qualname__": base.__qualname__})
 
 
-def _fresh(option: Any) -> Any:
+def fresh(option: Any) -> Any:
     """A copy of what can learn, so that no two layers share it."""
     return copy.deepcopy(option) if isinstance(option, (nn.Module, list, tuple)) else option
 

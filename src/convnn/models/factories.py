@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from convnn.descriptor import sinusoids
 from convnn.layers import ConvNN2d, ConvNNAttention, HybridConv2d, LinearAttention
+from convnn.layers.configurable import fresh
 from convnn.names import resolve
 from convnn.recipes import kvt, local, self_attention, sparse
 
@@ -146,4 +146,11 @@ def _factory(layer: Any, options: dict[str, Any], known: dict[str, Any]) -> Any:
     if options and not isinstance(layer, str):
         raise TypeError(f"options are for a layer by name; give {', '.join(sorted(options))} to the factory instead")
     chosen = resolve("layer", layer, known)
-    return partial(chosen, **options) if options else chosen
+    if not options:
+        return chosen
+
+    def make(*arguments: Any, **named: Any) -> nn.Module:
+        # What learns is each layer's own.
+        return chosen(*arguments, **{**{name: fresh(option) for name, option in options.items()}, **named})
+
+    return make
