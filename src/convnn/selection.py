@@ -98,7 +98,8 @@ SELECTIONS: dict[str, Selection] = {"hard": hard}
 
 def named(selection: Selection | str) -> Selection:
     """A selection, also by name."""
-    return resolve("selection", selection, SELECTIONS)  # type: ignore[no-any-return]
+    chosen: Selection = resolve("selection", selection, SELECTIONS)
+    return chosen
 
 
 def is_hard(selection: Selection) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from convnn_lab.commands import BY_RECIPE, Compare, Eval, Predict, Sweep, Train
+from convnn_lab.dials import Dial
 from convnn_lab.explorer import commands as explorer
 from convnn_lab.parsing import parse, require_writable
 from convnn_lab.run_commands import Export, Kernels
@@ -191,6 +192,7 @@ COMMANDS: dict[str, Any] = {
     "predict": Predict,
     "kernels": Kernels,
     "export": Export,
+    "dial": Dial,
     "models": Models,
     "info": Info,
     "reproduce": Reproduce,

@@ -171,7 +171,7 @@ def _swept(kind: str, name: str, base: Recipe, rest: list[str]) -> int:
     output, rest = taken(rest, "--output")
     limit, rest = taken(rest, "--max-time")
     fixed, axes = grid(rest)
-    from convnn_lab.recipes.recipe import seconds
+    from convnn_lab.recipes.limits import seconds
     from convnn_lab.train import sweep as several
     from convnn_lab.train.fit import global_rank
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from convnn_lab.recipes import RECIPES, Recipe, from_dict, named
-from convnn_lab.recipes.recipe import seconds
+from convnn_lab.recipes.limits import seconds
 from convnn_lab.train.build import build, irrelevant
 from convnn_lab.train.module import schedule
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from convnn_lab.recipes import limits, schedules
 
 Precision = Literal["float32", "tf32", "bf16", "fp16", "half"]
 
@@ -48,6 +49,12 @@ class Recipe:
     """how near two cells are: cosine, dot, euclidean, ..."""
     weighting: str | None = None
     """how much a neighbour counts: uniform, softmax, ..."""
+    selection: str | None = None
+    """how the neighbours are chosen: hard, soft:T or straight_through:T, at a temperature"""
+    blend: float | None = None
+    """share of features in how near two cells are, from 0, nearest in space, to 1"""
+    dial: float | None = None
+    """the same, learned by every layer, or by every head of a ViT, from this share on"""
     patch: int | None = None
     """side of the patches a search compares, or of a ViT's"""
     heads: int | None = None
@@ -84,6 +91,18 @@ class Recipe:
     """share of a label given to all classes"""
     ema: float | None = None
     """also keep an average of the weights, with this decay"""
+
+    # What changes on the way: values such as all,25,9 (each a part of the run) or 1,0.5@2 (from epoch 2 on), or 0..1.
+    morph_k: str | None = None
+    """how many neighbours"""
+    morph_share: str | None = None
+    """share of features of a fixed --blend"""
+    morph_temperature: str | None = None
+    """of the softmax that weighs neighbours"""
+    morph_selection: str | None = None
+    """temperature of --selection"""
+    morph_layers: str = "*"
+    """names of the layers that change, with * and ?"""
 
     # What is done to the images: the first seven to folders only.
     crop_scale: float | None = None
@@ -142,12 +161,17 @@ class Recipe:
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, float) and not isfinite(value):
-                raise ValueError(f"{_flag(each.name)} must be a finite number, got {value}")
-        _least(self, 1, "epochs", "batch", "device_batch", "accumulate", "image_size", "devices", "nodes", "save_steps")
-        _least(self, 1, "k", "patch", "heads", "width", "context")
-        _least(self, 0, "lr", "weight_decay", "warmup", "warmup_lr", "min_lr", "jitter", "mixup", "cutmix", "workers")
-        _share(self, "ratio", "dropout", "smoothing", "beta1", "beta2", "ema", "crop_scale", "crop_ratio", "flip")
-        _share(self, "crop_share", "erase", "mix_probability", "mix_switch")
+                raise ValueError(f"{limits.flag(each.name)} must be a finite number, got {value}")
+        limits.least(
+            self, 1, "epochs", "batch", "device_batch", "accumulate", "image_size", "devices", "nodes", "save_steps"
+        )
+        limits.least(self, 1, "k", "patch", "heads", "width", "context")
+        limits.least(
+            self, 0, "lr", "weight_decay", "warmup", "warmup_lr", "min_lr", "jitter", "mixup", "cutmix", "workers"
+        )
+        limits.share(self, "ratio", "dropout", "smoothing", "beta1", "beta2", "ema", "crop_scale", "crop_ratio", "flip")
+        limits.share(self, "blend", "dial")
+        limits.share(self, "crop_share", "erase", "mix_probability", "mix_switch")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be from 0 to 2**32 - 1, got {self.seed}")
         if self.clip is not None and self.clip <= 0:
@@ -158,17 +182,30 @@ class Recipe:
             raise ValueError(f"--min-lr is where a cosine ends; say --schedule cosine, got {self.min_lr}")
         if self.device_batch is not None and self.accumulate is not None:
             raise ValueError("--device-batch and --accumulate say the same thing; give one")
-        _ = self.save_seconds, self.max_seconds
+        if self.blend is not None and self.dial is not None:
+            raise ValueError("--blend is a fixed share and --dial a learned one; give one")
+        _ = self.save_seconds, self.max_seconds, self.morphs
+
+    @property
+    def morphs(self) -> list[schedules.Words]:
+        """What changes on the way."""
+        kinds: tuple[schedules.Kind, ...] = ("k", "share", "temperature", "selection")
+        said = {kind: getattr(self, f"morph_{kind}") for kind in kinds}
+        return [
+            schedules.read(limits.flag(f"morph_{kind}"), kind, words, self.epochs)
+            for kind, words in said.items()
+            if words is not None
+        ]
 
     @property
     def save_seconds(self) -> float:
         """Time between two checkpoints."""
-        return seconds("--save-every", self.save_every)
+        return limits.seconds("--save-every", self.save_every)
 
     @property
     def max_seconds(self) -> float | None:
         """Time after which the run stops."""
-        return None if self.max_time is None else seconds("--max-time", self.max_time)
+        return None if self.max_time is None else limits.seconds("--max-time", self.max_time)
 
     def shares(self, devices: int) -> tuple[int, int]:
         """How many images one of so many devices sees at once, and how many turns make a step."""
@@ -200,35 +237,3 @@ def from_dict(given: dict[str, Any]) -> Recipe:
         if name in given and given[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given[name]!r}")
     return Recipe(**{**given, "data_dir": None if folder is None else Path(folder)})
-
-
-def seconds(flag: str, said: str) -> float:
-    """Read a time such as 9m, 90s or 1h30m; a bare number counts seconds."""
-    units = {"h": 3600, "m": 60, "s": 1}
-    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", said.strip())
-    try:
-        numbers = [float(part) * unit for part, unit in zip(parts.groups(), units.values(), strict=True) if part]  # type: ignore[union-attr]
-        total = sum(numbers)
-        if numbers and total > 0:
-            return total
-    except (AttributeError, ValueError):
-        pass
-    raise ValueError(f"{flag} must be a time such as 9m, 90s or 1h30m, got {said!r}")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _least(recipe: Recipe, least: float, *names: str) -> None:
-    for name in names:
-        value = getattr(recipe, name)
-        if value is not None and value < least:
-            raise ValueError(f"{_flag(name)} must be at least {least}, got {value}")
-
-
-def _share(recipe: Recipe, *names: str) -> None:
-    for name in names:
-        value = getattr(recipe, name)
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{_flag(name)} must be from 0 to 1, got {value}")

@@ -7,13 +7,17 @@ from typing import Any
 from torch import nn
 
 from convnn import models
+from convnn.blend import Blend, cells
 from convnn.candidates import grid, random
 from convnn.descriptor import scaled_concat
+from convnn.layers.windows import Nearness
+from convnn.models import gpt, vit
+from convnn.selection import Selection, hard, soft, straight_through
 from convnn_lab.recipes import Recipe
 from convnn_lab.tables import presets
 
 # What only layers that search can be told, and what only one of them can.
-SEARCH = ("k", "candidates", "position", "similarity", "weighting")
+SEARCH = ("k", "candidates", "position", "similarity", "weighting", "selection", "blend", "dial")
 SEARCHING = ("hybrid", "convnn", "kvt")
 
 
@@ -36,7 +40,7 @@ def build(recipe: Recipe, channels: int, size: int, classes: int, *, device: str
     for name in (*SEARCH, "ratio", "heads", "patch", "dropout", "stem", "width"):
         value = getattr(recipe, name)
         if value is not None and name not in left:
-            options[name] = _strategy(name, value)
+            options["blend" if name == "dial" else name] = _strategy(name, value, recipe, size)
     if recipe.model.startswith("vit"):
         options["image_size"] = size
     try:
@@ -54,7 +58,7 @@ def irrelevant(recipe: Recipe) -> set[str]:
     if recipe.layer != "hybrid":
         said.add("ratio")
     if recipe.layer == "kvt":
-        said |= {"similarity", "weighting", "position"}
+        said |= {"similarity", "weighting", "position", "blend", "dial"}
     if not (vit or gpt) and recipe.layer != "attention":
         said.add("heads")
     if not vit and recipe.layer not in ("hybrid", "convnn"):
@@ -76,9 +80,43 @@ def candidates(said: str | None) -> Any:
     return (random if kind == "random" else grid)(int(count))
 
 
-def _strategy(name: str, value: Any) -> Any:
+def selection(said: str) -> Selection:
+    """A selection from a word such as soft:0.1.
+
+    Example:
+        >>> selection("straight_through:0.5")
+        straight_through(temperature=0.5)
+    """
+    kind, _, temperature = said.partition(":")
+    kinds: dict[str, Any] = {"soft": soft, "straight_through": straight_through}
+    try:
+        return hard if said == "hard" else kinds[kind](float(temperature))
+    except (KeyError, ValueError):
+        raise ValueError(f"--selection must be hard, soft:T or straight_through:T, got {said!r}") from None
+
+
+def _blend(share: float, recipe: Recipe, size: int, *, learned: bool) -> Blend:
+    """A share of space and features: of the cells of a map, or of a ViT's patches or a text and what heads compare."""
+    if recipe.model.startswith("gpt"):
+        heads = recipe.heads or gpt.CONFIGURATIONS[recipe.model][2]
+        return Blend(share, axes=1, features="scaled_dot", learned=learned, heads=heads if learned else None)
+    if not recipe.model.startswith("vit"):
+        return Blend(share, space=Nearness((3, 3), (1, 1)), learned=learned)
+    _, _, heads, patch = vit.CONFIGURATIONS[recipe.model]
+    side, heads = size // (recipe.patch or patch), recipe.heads or heads
+    places = cells((side, side), class_tokens=1)
+    return Blend(
+        share, coordinates=places, features="scaled_dot", learned=learned, heads=heads if learned else None
+    )  # fmt: skip
+
+
+def _strategy(name: str, value: Any, recipe: Recipe, size: int) -> Any:
     if name == "candidates":
         return candidates(value)
+    if name == "selection":
+        return selection(value)
+    if name in ("blend", "dial"):
+        return _blend(value, recipe, size, learned=name == "dial")
     if name == "position" and value == "scaled_concat":
         return scaled_concat(0.5)
     return value
@@ -91,8 +129,8 @@ def _known(name: str) -> None:
 
 def _published(recipe: Recipe, classes: int, device: str | None) -> nn.Module:
     """The model as it was run; what was not varied then cannot be varied here."""
-    for name, value in (("similarity", None), ("weighting", None)):
-        if getattr(recipe, name) != value:
+    for name in ("similarity", "weighting", "selection", "blend", "dial"):
+        if getattr(recipe, name) is not None:
             raise ValueError(f"--{name} was not varied in the published models; say --no-published to choose it")
     dropout = 0.5 if recipe.model == "vgg11" else None if recipe.model == "resnet50" else 0.1
     if recipe.dropout not in (None, dropout):

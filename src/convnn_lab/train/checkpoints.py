@@ -37,7 +37,7 @@ class Folders(CheckpointIO):
         rest = {name: value for name, value in named.items() if not name.startswith(tuple(PARTS.values()))}
         state = checkpoint if self.whole else {**checkpoint, "state_dict": rest}
         run = checkpoint["run"]
-        about = {"epoch": run["epoch"], "position": run["position"], "step": run["step"]}
+        about = {name: run[name] for name in ("epoch", "position", "step", "time")}
         store.write_folder(
             folder, {**files, STATE: lambda file: torch.save(state, file)}, about, folder.with_name("previous")
         )

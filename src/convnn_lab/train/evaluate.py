@@ -21,6 +21,7 @@ from convnn_lab.recipes import Recipe
 from convnn_lab.train import checkpoints, store
 from convnn_lab.train.build import build
 from convnn_lab.train.fit import device_of, half, set_up
+from convnn_lab.train.morphing import Morph
 from convnn_lab.train.run import Run
 from convnn_lab.train.source import FOLDERS, Prepare, Share, load
 from convnn_lab.train.tally import Tally
@@ -80,6 +81,10 @@ def trained(run: Run, recipe: Recipe, which: Which, device: torch.device) -> tup
     if not place.exists():
         raise ValueError(f"{run.folder} has no weights yet: there is no {place}")
     checkpoints.load_weights(model, place, average=which == "average")
+    moving = Morph.of(recipe)
+    if moving is not None:
+        about_weights = store.read_json(place / store.MANIFEST)
+        moving.settle(model, about_weights["epoch"] + 1 if which == "best" else about_weights["time"])
     prepare = Prepare(tuple(about["mean"]), tuple(about["std"]), about["size"]) if about["mean"] else Codes()
     return model.to(device).eval(), prepare.to(device)
 

@@ -24,6 +24,7 @@ from convnn_lab.train.build import build
 from convnn_lab.train.callbacks import Bar, Keeper, Lines, Stopped
 from convnn_lab.train.kernels import Kernels
 from convnn_lab.train.module import Classifier, NonFiniteError
+from convnn_lab.train.morphing import Morph
 from convnn_lab.train.run import Run, default_folder
 from convnn_lab.train.source import Source, load
 
@@ -105,6 +106,9 @@ class Session:
     def _prepare(self, state: dict[str, Any] | None) -> None:
         recipe, source = self.recipe, self.source
         model = build(recipe, source.channels, source.size, len(source.classes))
+        moving = Morph.of(recipe)
+        if moving is not None:
+            moving.try_out(model, recipe)
         self.learner = Classifier(recipe, model, source, recipe.devices * recipe.nodes)
         if source.length(self.learner.share_of(0)) == 0:
             most = f"{source.train_count} training {self.learner.measure.seen}"
@@ -117,7 +121,8 @@ class Session:
         self.keeper.shown = shown
         kernels = Kernels(self.run, 0 if state is None else int(state["epoch"]))
         # Kernels first: the keeper counts the epoch, and may stop there.
-        self.trainer = _trainer(recipe, [kernels, self.keeper, *shown], _loggers(self.run, recipe))
+        beside = [*([] if moving is None else [moving]), kernels, self.keeper, *shown]
+        self.trainer = _trainer(recipe, beside, _loggers(self.run, recipe))
         if state is not None:
             _start_at(self.trainer, int(state["epoch"]))
 

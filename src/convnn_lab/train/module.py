@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import all_gather_object, is_available, is_initialized
 from torch.utils.checkpoint import checkpoint as again
 
+from convnn import morph
 from convnn_lab.data.augment import erasing, mixing
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import randomness
@@ -207,6 +208,9 @@ class Classifier(pl.LightningModule):
         if self.average is not None:
             averaged = self.average_tally.compute()
             row |= {"ema_val_loss": averaged["loss"], f"ema_val_{name}": averaged[name]}
+        if not self.recipe.fsdp:  # which cuts them up
+            told = ((layer, shares) for layer, shares in morph.dial(self.model).items() if self.recipe.dial is not None)
+            row |= {dialled(layer, head): share for layer, shares in told for head, share in enumerate(shares)}
         for tally in (self.train_tally, self.test_tally, self.average_tally):
             tally.reset()
         return row
@@ -220,13 +224,19 @@ class Classifier(pl.LightningModule):
             everybody = [None] * self.world
             all_gather_object(everybody, own)
         counts = {name: getattr(self, name) for name in ("epoch", "position", "step", "skipped", "seconds")}
-        checkpoint["run"] = {**counts, "processes": everybody}
+        time = self.epoch + self.position / max(1, self.length)
+        checkpoint["run"] = {**counts, "time": time, "processes": everybody}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on from there, with the first batch."""
         self.resumed = checkpoint["run"]
         for name in ("epoch", "position", "step", "skipped", "seconds"):
             setattr(self, name, self.resumed[name])
+
+
+def dialled(layer: str, head: int) -> str:
+    """What the column of a learned share is called."""
+    return f"share:{layer}:{head}"
 
 
 def schedule(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> CosineLRScheduler | None:
