@@ -60,11 +60,7 @@ class soft:  # noqa: N801 - used as the function it is
         """Say how often each key counts."""
         if self.temperature == 0:
             return hard(scores, chosen)
-        winners, may = chosen.sum(-1, keepdim=True), scores != -torch.inf
-        # Where all win, or nobody, there is no threshold.
-        settled = (winners == 0) | (winners >= may.sum(-1, keepdim=True))
-        counts = ((scores - _threshold(scores, chosen, settled, self.temperature)) / self.temperature).sigmoid()
-        return torch.where(settled, chosen.to(scores.dtype), counts)
+        return _soft(scores, chosen, self.temperature)
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class straight_through:  # noqa: N801 - likewise
 
     def __call__(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """Say how often each key counts."""
-        counts = soft(self.temperature)(scores, chosen)
+        counts = _soft(scores, chosen, self.temperature)
         return hard(scores, chosen) + (counts - counts.detach())
 
 
@@ -105,6 +101,14 @@ def named(selection: Selection | str) -> Selection:
 def is_hard(selection: Selection) -> bool:
     """Whether the K nearest count once and nothing else does, so that nobody has to look at the others."""
     return selection is hard or (isinstance(selection, soft) and selection.temperature == 0)
+
+
+def _soft(scores: Tensor, chosen: Tensor, temperature: float) -> Tensor:
+    winners, may = chosen.sum(-1, keepdim=True), scores != -torch.inf
+    # Where all win, or nobody, there is no threshold.
+    settled = (winners == 0) | (winners >= may.sum(-1, keepdim=True))
+    counts = ((scores - _threshold(scores, chosen, settled, temperature)) / temperature).sigmoid()
+    return torch.where(settled, chosen.to(scores.dtype), counts)
 
 
 def _threshold(scores: Tensor, chosen: Tensor, settled: Tensor, temperature: float) -> Tensor:

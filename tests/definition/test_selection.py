@@ -231,10 +231,10 @@ def test_half_types(selection: Any) -> None:
 
 def test_a_selection_compiles() -> None:
     torch.compiler.reset()
-    leaves = [torch.randn(2, n, 8, requires_grad=True) for n in (6, 12, 12)]
+    leaves, selection = [torch.randn(2, n, 8, requires_grad=True) for n in (6, 12, 12)], straight_through(0.3)
 
     def run(q: Tensor, x: Tensor, v: Tensor) -> Tensor:
-        return convnn(q, x, v, k=3, selection=straight_through(0.3)).square()
+        return convnn(q, x, v, k=3, selection=selection).square()
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     for mine, theirs in zip(*(torch.autograd.grad(f(*leaves).sum(), leaves) for f in (compiled, run)), strict=True):
