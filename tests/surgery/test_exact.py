@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import convnn
 from convnn import HybridConv1d, HybridConv2d, HybridConv3d, MultiheadConvNN
+from convnn.selection import straight_through
 from convnn.surgery import Report
 from tests.surgery.nets import MODELS, ResNet, Transformer
 
@@ -217,3 +218,12 @@ def test_the_same_weights_in_the_layout_they_had() -> None:
     assert twin.conv1.weight.is_contiguous(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 12, 9).contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(twin(x), copy.deepcopy(model)(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_selection_that_learns_is_no_convolution_any_more() -> None:
+    rule = HybridConv2d.using(ratio=0.5, selection=straight_through(0.5))
+    twin, report = convnn.convert(nn.Sequential(nn.Conv2d(4, 6, 3, padding=1)), {"0": rule})
+    assert not report["0"].exact
+    assert report["0"].note.endswith("its selection is not hard")
+    with pytest.raises(ValueError, match="its selection is not hard"):
+        convnn.revert(twin)

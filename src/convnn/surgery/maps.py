@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from convnn.layers import ConvNN1d, ConvNN2d, ConvNN3d, HybridConv1d, HybridConv2d, HybridConv3d
 from convnn.layers.maps import ConvNNNd
 from convnn.layers.windows import Nearness
+from convnn.selection import is_hard
 from convnn.surgery.carry import built, require_own, tag
 from convnn.surgery.twins import Refused, Twin, register
 from convnn.weighting import uniform
@@ -147,6 +148,7 @@ def why_no_convolution(layer: ConvNNNd) -> str | None:
             counts != (prod(layer.kernel_size), 1, 1) or layer.boundary != "pad"
         ),
         "neighbours do not all count alike": layer.weighting is not uniform,
+        "its selection is not hard": not is_hard(layer.selection),
         "a mask, candidates or include_padding=False choose among the neighbours": (
             bool(layer.mask.count) or layer.candidates is not None or not layer.include_padding
         ),
