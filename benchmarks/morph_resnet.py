@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import convnn
 from convnn import HybridConv2d, morph
 from convnn.blend import Blend
 from convnn.layers.windows import Nearness
@@ -40,31 +41,23 @@ def augmented(images: Tensor) -> Tensor:
     return torch.where(torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5, moved.flip(-1), moved)
 
 
-def hybrid(conv: nn.Conv2d, learned: bool) -> HybridConv2d:
-    """A convolution, half of it as a search in space: the same numbers."""
-    blend = Blend(0.0, space=Nearness(conv.kernel_size, conv.dilation), learned=learned)
-    given: dict[str, Any] = {"selection": straight_through(0.5)} if learned else {}
-    layer: Any = HybridConv2d(
-        conv.in_channels, conv.out_channels, 3, ratio=0.5, padding=1, pointwise=False, conv_bias=False,
-        convnn_bias=False, blend=blend, **given,
-    )  # fmt: skip
-    first, second = conv.weight.detach().chunk(2)
-    with torch.no_grad():
-        layer.convnn.weight.copy_(first)
-        layer.conv.weight.copy_(second)
-    return layer
-
-
 def converted(path: Path, stages: str, kind: str) -> nn.Module:
     """The network with hybrid layers in some stages; ``kind`` is ``"plain"``, ``"share"`` or ``"dial"``."""
-    model: Any = resnet_cifar(path)
-    for stage in stages.split(",") if kind != "plain" else ():
-        for block in getattr(model, f"layer{stage}"):
-            for name in ("conv1", "conv2"):
-                conv = getattr(block, name)
-                if conv.stride == (1, 1):
-                    setattr(block, name, hybrid(conv, kind == "dial"))
-    return model
+    model = resnet_cifar(path)
+    if kind == "plain":
+        return model
+    options: dict[str, Any] = {"ratio": 0.5}
+    if kind == "dial":
+        options["blend"] = Blend(0.0, space=Nearness((3, 3), (1, 1)), learned=True)
+        options["selection"] = straight_through(0.5)
+    layer = HybridConv2d.using(**options)
+    places = tuple(f"layer{stage}." for stage in stages.split(","))
+    names = [
+        name
+        for name, part in model.named_modules()
+        if name.startswith(places) and isinstance(part, nn.Conv2d) and part.stride == (1, 1)
+    ]
+    return convnn.convert(model, dict.fromkeys(names, layer), copy=False)[0]
 
 
 def optimizer_of(model: nn.Module, lr: float) -> torch.optim.Optimizer:

@@ -61,7 +61,14 @@ def write_csv(path: Path, moved: Sequence[Moved]) -> None:
 
 
 def draw(path: Path, moved: Sequence[Moved], layer: str | None = None) -> None:
-    """Draw distance by epoch, the mean by layer and rank, and one layer's kernel by channel and rank.
+    """Write :func:`drawn` to a file."""
+    content = BytesIO()
+    drawn(moved, layer).savefig(content, dpi=120, format="png")
+    store.write(path, content.getvalue())
+
+
+def drawn(moved: Sequence[Moved], layer: str | None = None) -> Any:
+    """A figure of distance by epoch, the mean by layer and rank, and one layer's kernel by channel and rank.
 
     Args:
         layer: which one; None for the one that has moved most.
@@ -81,9 +88,7 @@ def draw(path: Path, moved: Sequence[Moved], layer: str | None = None) -> None:
     right.set_ylabel("channel")
     right.set_xticks(range(chosen.values.shape[-1]), [str(1 + rank) for rank in range(chosen.values.shape[-1])])
     figure.colorbar(image, ax=right)
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=120, format="png")
-    store.write(path, drawn.getvalue())
+    return figure
 
 
 def _chosen(moved: Sequence[Moved], layer: str | None) -> Moved:

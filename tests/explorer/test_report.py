@@ -69,7 +69,20 @@ def test_a_run_is_reported(run: Path, tmp_path: Path) -> None:
     fields = {row[0]: row[1] for row in told.rows if len(row) == 2}
     assert fields["ratio"] == str(config["ratio"])
     assert fields["width"] == "8"
-    assert len([tag for tag, given in told.tags if tag == "img"]) == 4  # three pictures and the kernels
+    # Three pictures, the kernels, and how far they moved.
+    assert len([tag for tag, given in told.tags if tag == "img"]) == 5
+
+
+def test_a_dial_is_reported(tmp_path: Path) -> None:
+    folder, target = tmp_path / "dialled", tmp_path / "report.html"
+    flags = ["--layer", "convnn", "--dial", "0.5", "--weighting", "softmax", "--epochs", "1", "--batch", "512"]
+    flags += ["--width", "4", "--accelerator", "cpu"]
+    assert cli.main(["train", "digits", *flags, "--output", str(folder)]) == 0
+    assert cli.main(["report", str(folder), "-o", str(target)]) == 0
+    assert "<h2>The dial of dialled</h2>" in target.read_text()
+    labels = [given.get("alt") for tag, given in read(target).tags if tag == "img"]
+    assert "the share of features of every layer" in labels
+    assert "distance of kernels by epoch" in labels
 
 
 def test_a_report_fits_a_phone_and_asks_nobody(run: Path, tmp_path: Path, browser: Any) -> None:

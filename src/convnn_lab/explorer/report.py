@@ -1,4 +1,4 @@
-"""A run or a sweep as one page: curves, the thesis beside it, neighbours, kernels, configuration."""
+"""A run or a sweep as one page: curves, the thesis beside it, neighbours, kernels, dial, configuration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import convnn
+from convnn import morph
 from convnn_lab.explorer import charts, thesis
 from convnn_lab.recipes import Recipe
-from convnn_lab.train import store
+from convnn_lab.train import dial, store
+from convnn_lab.train import kernels as kept
 from convnn_lab.train.measure import measure
 from convnn_lab.train.run import Run
 
@@ -188,7 +190,23 @@ def _looks(told: Sequence[Told]) -> list[str]:
         sections.append(
             f"<h2>Kernels of {title}</h2>{picture(figures.saved(kernels.kernels(network.model), dots=110), 'kernels')}"
         )
+        sections += _moved(each, title)
+        shares = morph.dial(network.model)
+        if shares:
+            shown = figures.saved(dial.drawn(shares, each.rows), dots=110)
+            sections.append(f"<h2>The dial of {title}</h2>{picture(shown, 'the share of features of every layer')}")
     return sections
+
+
+def _moved(each: Told, title: str) -> list[str]:
+    """How far kernels moved by epoch, for a run that kept them."""
+    from convnn_lab import kernels  # noqa: PLC0415 - likewise
+    from convnn_lab.explorer import figures  # noqa: PLC0415
+
+    if 0 not in kept.files(each.run):
+        return []
+    shown = figures.saved(kernels.drawn(kept.read(each.run)), dots=90)
+    return [f"<h2>How far the kernels of {title} moved</h2>{picture(shown, 'distance of kernels by epoch')}"]
 
 
 def _configuration(told: Sequence[Told]) -> str:

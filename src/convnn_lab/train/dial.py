@@ -44,7 +44,14 @@ def show(shares: Mapping[str, Sequence[float]]) -> None:
 
 
 def draw(path: Path, shares: Mapping[str, Sequence[float]], rows: Sequence[Row]) -> None:
-    """Draw where every share ended, and its way there if the rows of the run tell it."""
+    """Write :func:`drawn` to a file."""
+    content = BytesIO()
+    drawn(shares, rows).savefig(content, dpi=100, format=path.suffix.lstrip(".") or "png")
+    store.write(path, content.getvalue())
+
+
+def drawn(shares: Mapping[str, Sequence[float]], rows: Sequence[Row]) -> Any:
+    """A figure of where every share ended, and its way there if the rows of the run tell it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -72,9 +79,7 @@ def draw(path: Path, shares: Mapping[str, Sequence[float]], rows: Sequence[Row])
         panels[0].set_ylabel("share of features")
         panels[0].set_ylim(-0.02, 1.02)
         panels[0].grid(alpha=0.3)
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=100, format=path.suffix.lstrip(".") or "png")
-    store.write(path, drawn.getvalue())
+    return figure
 
 
 def rows_of(folder: Path) -> list[Row]:
