@@ -17,7 +17,9 @@ if not torch.cuda.is_available():
 
 # Tests run side by side share the cores.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+    share = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    torch.set_num_threads(share)
+    os.environ["OMP_NUM_THREADS"] = str(share)  # of the processes that tests start, so that they sum in the same order
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("ci")
