@@ -10,7 +10,8 @@ from convnn import HybridConv2d, MultiheadConvNN, morph
 
 
 def test_hybrids_of_a_converted_network_leave_space_by_their_share() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, padding=1)).eval()
+    first = nn.Conv2d(3, 8, 3, padding=1)
+    net = nn.Sequential(first, nn.ReLU(), nn.Conv2d(8, 6, 3, padding=1)).eval()
     x = torch.randn(2, 3, 7, 9)
     twin, report = convnn.convert(net, {"*": HybridConv2d.using(ratio=0.5)})
     assert report.exact
@@ -24,7 +25,7 @@ def test_hybrids_of_a_converted_network_leave_space_by_their_share() -> None:
     assert morph.dial(twin) == {"0.convnn": [1.0], "2.convnn": [1.0]}
     morph.apply(twin, share=0.0)
     again, _ = convnn.revert(twin)
-    assert torch.equal(again[0].weight, net[0].weight)
+    assert torch.equal(again[0].weight, first.weight)
 
 
 def test_attention_of_a_converted_encoder_is_annealed() -> None:

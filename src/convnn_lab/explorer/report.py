@@ -193,7 +193,7 @@ def _looks(told: Sequence[Told]) -> list[str]:
         sections += _moved(each, title)
         shares = morph.dial(network.model)
         if shares:
-            shown = figures.saved(dial.drawn(shares, each.rows), dots=110)
+            shown = figures.saved(dial.drawn(shares, each.run.rows()), dots=110)
             sections.append(f"<h2>The dial of {title}</h2>{picture(shown, 'the share of features of every layer')}")
     return sections
 
