@@ -129,7 +129,7 @@ def draw(path: Path, runs: Mapping[str, Sequence[Look]], *, level: float, said: 
     axes.set_xlabel("epoch")
     axes.set_ylabel("test accuracy in %")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize="small")
+    axes.legend(loc="best", fontsize="small")
     drawn = io.BytesIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     store.write(path, drawn.getvalue())
