@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,12 +15,12 @@ from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed import all_gather_object, is_available, is_initialized
-from torch.utils.checkpoint import checkpoint as again
 
 from convnn import morph
 from convnn_lab.data.augment import erasing, mixing
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import randomness
+from convnn_lab.train.again import compute_again
 from convnn_lab.train.measure import measure
 from convnn_lab.train.source import Batch, Prepare, Share, Source
 from convnn_lab.train.tally import Tally, each
@@ -63,7 +62,7 @@ class Classifier(pl.LightningModule):
         self.soft, self.smooth = SoftTargetCrossEntropy(), recipe.smoothing
         self.register_buffer("lost_at", torch.tensor(-1), persistent=False)
         if recipe.checkpoint_activations:
-            _compute_again(model)
+            compute_again(model)
         # Kept out of the modules, so that names of weights do not change.
         self._run = (torch.compile(model) if recipe.compile else model,)
 
@@ -253,33 +252,3 @@ def schedule(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> Co
         warmup_prefix=True,
         t_in_epochs=False,
     )
-
-
-@contextmanager
-def _unmoved(block: nn.Module) -> Iterator[None]:
-    """Inside, running statistics stay where they are: they have seen this batch."""
-    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-        norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
-    try:
-        yield
-    finally:
-        for norm, (momentum, tracked) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, tracked
-
-
-def _compute_again(model: nn.Module) -> None:
-    """Keep nothing inside the blocks of a model but what comes in."""
-    blocks = [module for module in model.modules() if type(module).__name__ in ("Block", "Basic", "Bottleneck")]
-    blocks = blocks or [module for module in model.modules() if type(module).__name__ in ("HybridConv2d", "ConvNN2d")]
-    if not blocks:
-        raise ValueError(f"--checkpoint-activations knows no blocks in a {type(model).__name__} of these layers")
-    for block in blocks:
-        inner = block.forward
-
-        def forward(*inputs: Any, inner: Any = inner, block: nn.Module = block) -> Any:
-            return again(inner, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _unmoved(block)))
-
-        block.forward = forward
