@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from convnn_lab.recipes import limits, schedules
 
 Precision = Literal["float32", "tf32", "bf16", "fp16", "half"]
+Graph = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ class Recipe:
     seed: int = 42
     deterministic: bool = False
     """the same numbers on every run on a GPU too, where that costs speed"""
+    graph: Graph = "auto"
+    """record a step on a GPU once and launch it as a whole: on, off, or auto for wherever that is possible"""
     compile: bool = False
     checkpoint_activations: bool = False
     """compute the inside of blocks again in backward instead of keeping it"""
@@ -233,7 +236,8 @@ def from_dict(given: dict[str, Any]) -> Recipe:
     if strange:
         raise ValueError(f"a recipe has no field {', '.join(strange)}")
     folder = given.get("data_dir")
-    for name, choices in (("precision", get_args(Precision)), ("non_finite", ("stop", "skip"))):
+    checked = {"precision": get_args(Precision), "graph": get_args(Graph), "non_finite": ("stop", "skip")}
+    for name, choices in checked.items():
         if name in given and given[name] not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {given[name]!r}")
     return Recipe(**{**given, "data_dir": None if folder is None else Path(folder)})

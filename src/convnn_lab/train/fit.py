@@ -19,7 +19,7 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from convnn_lab.recipes import Recipe
-from convnn_lab.train import checkpoints, figures, store
+from convnn_lab.train import checkpoints, figures, graph, store
 from convnn_lab.train.build import build
 from convnn_lab.train.callbacks import Bar, Keeper, Lines, Stopped
 from convnn_lab.train.kernels import Kernels
@@ -84,7 +84,7 @@ class Session:
             run.create(self.name, self.recipe, self.source)
         with run.alone() if first else nullcontext():
             if first:
-                run.started(environment(self.trainer))
+                run.started({**environment(self.trainer), "steps": self.launched})
             path = None if last is None else str(last / checkpoints.STATE)
             try:
                 self.trainer.fit(self.learner, ckpt_path=path, weights_only=True)
@@ -110,6 +110,7 @@ class Session:
         if moving is not None:
             moving.try_out(model, recipe)
         self.learner = Classifier(recipe, model, source, recipe.devices * recipe.nodes)
+        self._record_steps(moving)
         if source.length(self.learner.share_of(0)) == 0:
             most = f"{source.train_count} training {self.learner.measure.seen}"
             raise ValueError(f"--batch must be at most the {most}, got {recipe.batch}")
@@ -125,6 +126,30 @@ class Session:
         self.trainer = _trainer(recipe, beside, _loggers(self.run, recipe))
         if state is not None:
             _start_at(self.trainer, int(state["epoch"]))
+
+    def _record_steps(self, moving: Morph | None) -> None:
+        """Let steps be launched as a whole, where that is asked for and possible."""
+        recipe, learner = self.recipe, self.learner
+        gpu = _on_gpu(recipe)
+        why = graph.against(recipe, gpu=gpu, scaled=gpu and half(recipe) is torch.float16)
+        why = "--graph off" if recipe.graph == "off" else why
+        self.launched = "as a recorded graph" if why is None else f"kernel by kernel: {why}"
+        if why is None:
+            learner.graph = graph.Graphed(
+                learner.outcome,
+                learner.model.parameters(),
+                turns=learner.turns,
+                words=lambda: None if moving is None else tuple(moving.at(learner.time).items()),
+                declined=self._not_recorded,
+            )
+        elif recipe.graph != "off":
+            self._not_recorded(why)
+
+    def _not_recorded(self, why: str) -> None:
+        if self.recipe.graph == "on":
+            raise ValueError(f"--graph on: {why}; leave it out, or change that")
+        if _on_gpu(self.recipe) and not self.quiet:
+            sys.stderr.write(f"convnn: note: steps are launched kernel by kernel: {why}\n")
 
     def _conclude(self, ended: str) -> None:
         """Write how it ended; the last epoch is what counts, the best is named beside it."""

@@ -21,6 +21,7 @@ from convnn_lab.data.augment import erasing, mixing
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import randomness
 from convnn_lab.train.again import compute_again
+from convnn_lab.train.graph import Graphed, Outcome
 from convnn_lab.train.measure import measure
 from convnn_lab.train.source import Batch, Prepare, Share, Source
 from convnn_lab.train.tally import Tally, each
@@ -56,6 +57,7 @@ class Classifier(pl.LightningModule):
         self.train_tally, self.test_tally, self.average_tally = Tally(), Tally(), Tally()
         self.epoch, self.position, self.step, self.skipped, self.seconds = 0, 0, 0, 0, 0.0
         self.resumed: dict[str, Any] | None = None
+        self.graph: Graphed | None = None
         self.kept: list[Tensor] = []
         self.mix = mixing(recipe, len(source.classes))
         self.erase: RandomErasing | None = None
@@ -131,17 +133,33 @@ class Classifier(pl.LightningModule):
         if self.recipe.non_finite == "skip" and self.position % self.turns == 0:
             self.kept = [buffer.clone() for buffer in self.model.buffers()]
         images, labels = self._augmented(self.prepare(images), labels)
-        logits = self._run[0](images)
-        logits, labels = each(logits, labels)
-        if labels.is_floating_point():
-            loss = self.soft(logits, labels)
-        else:
-            loss = F.cross_entropy(logits, labels, label_smoothing=self.smooth)
+        weight = count * self.world * self.turns / self._in_this_step()
+        outcome = None
+        if self.graph is not None and count == self.per_device and weight == 1:
+            outcome = self.graph(images, labels)
+        logits, labels, loss = self.outcome(images, labels) if outcome is None else outcome
         lost = ~loss.detach().isfinite() & (self.lost_at < 0)
         self.lost_at.copy_(torch.where(lost, self.step + 1, self.lost_at))
         if self.recipe.non_finite == "stop" or bool(loss.isfinite()):
             self.train_tally.update(logits, labels, loss)
-        return loss * (count * self.world * self.turns / self._in_this_step())
+        return loss * weight
+
+    def outcome(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Logits and labels, a row for each, and the loss."""
+        logits, labels = each(self._run[0](images), labels)
+        if labels.is_floating_point():
+            return logits, labels, self.soft(logits, labels)
+        return logits, labels, F.cross_entropy(logits, labels, label_smoothing=self.smooth)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Gradients of a loss; those of a recorded step are there already."""
+        if self.graph is None or not self.graph.give():
+            super().backward(loss, *args, **kwargs)
+
+    @property
+    def time(self) -> float:
+        """Where the run is, in epochs."""
+        return self.epoch + self.position / max(1, self.length)
 
     def _in_this_step(self) -> int:
         """How many images all processes see until the next update; Lightning averages turns and processes as equals."""
@@ -223,8 +241,7 @@ class Classifier(pl.LightningModule):
             everybody = [None] * self.world
             all_gather_object(everybody, own)
         counts = {name: getattr(self, name) for name in ("epoch", "position", "step", "skipped", "seconds")}
-        time = self.epoch + self.position / max(1, self.length)
-        checkpoint["run"] = {**counts, "time": time, "processes": everybody}
+        checkpoint["run"] = {**counts, "time": self.time, "processes": everybody}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on from there, with the first batch."""
