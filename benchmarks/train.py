@@ -1,0 +1,56 @@
+"""Seconds per epoch of CIFAR's 50,000 images in `convnn train`, on random images, recorded and kernel by kernel.
+
+python benchmarks/train.py [--models vgg11 vit_tiny] [--precisions tf32 float32 bf16] [--steps 20] [--csv FILE]
+
+The first steps of every run are not counted; the time of the others is scaled to an epoch, without its test. Ratios are
+to the first network of a group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+from convnn_lab.bench import epochs, measure, report
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--models", nargs="+", choices=list(epochs.VARIANTS), default=list(epochs.VARIANTS))
+    asked.add_argument(
+        "--precisions", nargs="+", choices=["tf32", "float32", "bf16"], default=["tf32", "float32", "bf16"]
+    )
+    asked.add_argument("--steps", type=int, default=20)
+    asked.add_argument("--csv", type=Path)
+    given = asked.parse_args()
+    if given.steps < 1:
+        asked.error(f"--steps must be at least 1, got {given.steps}")
+    measure.require_device()
+    about = report.surroundings()
+    print(report.headline(about))
+    print(f"{'seconds per epoch':42}{'graph':>9}{'ratio':>7}{'eager':>9}{'ratio':>7}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for model in given.models:
+        for precision in given.precisions:
+            first: list[float] = []
+            for name, variant in epochs.VARIANTS[model].items():
+                took = [
+                    epochs.seconds(variant, precision, recorded=recorded, steps=given.steps)
+                    for recorded in (True, False)
+                ]
+                first = first or took
+                cells = "".join(f"{now:9.2f}{now / base:7.2f}" for now, base in zip(took, first, strict=True))
+                print(f"{f'{model}, {precision}, {name}':42}{cells}", flush=True)
+                rows.append({"model": model, "precision": precision, "network": name})
+                rows[-1] |= {"graph": took[0], "eager": took[1], **about}
+    if given.csv is not None:
+        with given.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Seconds an epoch of CIFAR's size takes in ``convnn train``: so many steps of it, by the trainer's own loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch import nn
+
+from convnn_lab.bench import networks
+from convnn_lab.bench.measure import release
+from convnn_lab.data.arrays import Arrays, Data
+from convnn_lab.recipes import RECIPES, Recipe
+from convnn_lab.train import fit, graph
+from convnn_lab.train.build import build
+from convnn_lab.train.module import Classifier
+from convnn_lab.train.source import ArraySource
+
+IMAGES = 50_000
+FIRST = graph.TRIES + 3  # steps that compile, choose algorithms and record
+Make = Callable[[Recipe, str], nn.Module]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network, and the recipe it is trained by."""
+
+    recipe: Recipe
+    make: Make
+
+
+def _vgg(**options: Any) -> Variant:
+    case = networks.CASES["vgg11"]
+    return Variant(RECIPES["vgg11-cifar10"], lambda _, device: networks.create(case, device, **options))
+
+
+def _vit(**options: Any) -> Variant:
+    recipe = replace(RECIPES["vit-tiny-cifar10"], **options)
+    return Variant(recipe, lambda given, device: build(given, 3, 224, 10).to(device))
+
+
+VARIANTS: dict[str, dict[str, Variant]] = {
+    "vgg11": {name: _vgg(**options) for name, options in networks.VARIANTS["vgg11"].items()},
+    "vit_tiny": {
+        "attention": _vit(layer="attention", candidates=None, k=None),
+        "convnn, random:32": _vit(layer="convnn"),
+        "convnn, all": _vit(layer="convnn", candidates=None),
+    },
+}
+
+
+class Clock(Callback):
+    """Counts batches as a run does, and times those after the first few."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.began, self.seconds, self.counted = first, 0.0, 0.0, 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:  # noqa: ARG002
+        """Look at the clock when all that was launched is done."""
+        pl_module.count()
+        if pl_module.position in (self.first, pl_module.length):
+            if pl_module.device.type == "cuda":
+                torch.cuda.synchronize()
+            self.counted = pl_module.position - self.first
+            self.seconds, self.began = time.perf_counter() - self.began, time.perf_counter()
+
+
+def seconds(variant: Variant, precision: Any, *, recorded: bool, steps: int, images: int = IMAGES) -> float:
+    """Seconds that so many images take, by the time of a few steps.
+
+    Args:
+        recorded: whether steps are launched as a whole.
+    """
+    recipe = replace(variant.recipe, precision=precision, epochs=1, graph="on" if recorded else "off")
+    fit.set_up(recipe)
+    device = fit.device_of(recipe)
+    learner = Classifier(recipe, variant.make(recipe, str(device)), source(recipe, FIRST + steps, device), 1)
+    if recorded:
+        learner.graph = graph.Graphed(learner.outcome, learner.model.parameters(), declined=_refused)
+    clock = Clock(FIRST)
+    fit._trainer(recipe, [clock], []).fit(learner)
+    del learner
+    release()
+    return clock.seconds / clock.counted * images / recipe.batch
+
+
+def source(recipe: Recipe, batches: int, device: torch.device) -> ArraySource:
+    """Random images of CIFAR's size, in so many batches, and one to test on."""
+
+    def arrays(count: int) -> Arrays:
+        images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, device=device)
+        return Arrays(images, torch.randint(10, (count,), device=device))
+
+    held = Data(
+        "random", arrays(batches * recipe.batch), arrays(recipe.batch), tuple("0123456789"), (0.5,) * 3, (0.25,) * 3
+    )
+    return ArraySource(held, recipe)
+
+
+def _refused(why: str) -> None:
+    raise ValueError(why)

@@ -1,0 +1,53 @@
+"""The benchmark of epochs, without a device to measure on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from convnn import HybridConv2d
+from convnn_lab.bench import epochs
+from convnn_lab.recipes import Recipe
+from convnn_lab.train import graph
+from tests.train.test_graph import Replays
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[epochs.Variant]:
+    def make(recipe: Recipe, device: str) -> nn.Module:
+        assert device == "cpu"
+        assert recipe.precision == "tf32"
+        Replays.model = nn.Sequential(HybridConv2d(3, 4, 3, stride=8), nn.Flatten(), nn.Linear(4 * 16, 10))
+        return Replays.model
+
+    monkeypatch.setattr(graph, "Graphs", Replays)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    recipe = epochs.VARIANTS["vgg11"]["ratio 0.5"].recipe
+    yield epochs.Variant(replace(recipe, accelerator="cpu", batch=2), make)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_epoch_is_as_many_steps_as_its_images_need(
+    recorded: bool, small: epochs.Variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))  # a second passes between two looks
+    looks = SimpleNamespace(perf_counter=lambda: float(next(clock)))
+    monkeypatch.setattr("convnn_lab.bench.epochs.time", looks)
+    monkeypatch.setattr(Replays, "replays", 0)
+    assert epochs.seconds(small, "tf32", recorded=recorded, steps=5, images=80) == pytest.approx(1 / 5 * 80 / 2)
+    assert Replays.replays == (epochs.FIRST + 5 - graph.TRIES if recorded else 0)
+
+
+def test_networks_are_those_of_the_recipes() -> None:
+    for name, variant in epochs.VARIANTS["vit_tiny"].items():
+        assert variant.recipe.published, name
+        assert variant.recipe.layer == name.split(",")[0]
+    model = epochs.VARIANTS["vit_tiny"]["convnn, all"]
+    parameters = sum(parameter.numel() for parameter in model.make(model.recipe, "cpu").parameters())
+    assert 5e6 < parameters < 6e6
