@@ -116,14 +116,14 @@ def test_a_step_that_waits_for_the_gpu_is_not_recorded(
 ) -> None:
     monkeypatch.setattr(recorder, "waits", ("model.py:7", "model.py:7"))
     monkeypatch.setattr(fit, "_on_gpu", lambda _: False)
-    given = replace(RESNET, epochs=1)
+    given = replace(RESNET, epochs=1, graph="auto")
     alone = fit.train("digits", replace(given, graph="off"), tmp_path / "off", quiet=True)
     assert_same(fit.train("digits", given, tmp_path / "auto", quiet=True), alone)
     assert (recorder.trials, recorder.recordings) == (graph.TRIES, 0)
     with pytest.raises(ValueError, match=r"--graph on: the step waits for the GPU at model.py:7; leave it out"):
         fit.train("digits", replace(RESNET, graph="on"), tmp_path / "on", quiet=True)
     capsys.readouterr()
-    session = fit.Session(None, "digits", RESNET, None, 0.0, False)  # type: ignore[arg-type]
+    session = fit.Session(None, "digits", given, None, 0.0, False)  # type: ignore[arg-type]
     monkeypatch.setattr(fit, "_on_gpu", lambda _: True)
     session._not_recorded("of what it is")
     assert capsys.readouterr().err == "convnn: note: steps are launched kernel by kernel: of what it is\n"
@@ -137,7 +137,7 @@ def test_a_recording_that_fails_says_how_to_do_without(
 
     monkeypatch.setattr(recorder, "recorded", failed)
     with pytest.raises(ValueError, match="failed: operation not permitted when stream is capturing; --graph off"):
-        fit.train("digits", RESNET, tmp_path / "run", quiet=True)
+        fit.train("digits", replace(RESNET, graph="on"), tmp_path / "run", quiet=True)
 
 
 @pytest.mark.parametrize(
