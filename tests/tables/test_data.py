@@ -34,6 +34,7 @@ ROWS = {
     "vit-dynamics": 30,
     "fast-speed": 2,
     "fast-correctness": 1,
+    "fashion-lambda": 9,
 }
 COLUMNS = ("loss", "accuracy", "gflops", "parameters")
 LAYERS = {
@@ -133,7 +134,7 @@ def test_every_printed_number_is_a_number() -> None:
 def test_every_row_has_a_number() -> None:
     for name, row in every_row():
         has_printed = any(getattr(row.printed, column) is not None for column in COLUMNS)
-        assert has_printed or row.logged is not None or name.startswith("fast-"), (name, row.label)
+        assert has_printed or row.logged is not None or name.startswith(("fast-", "fashion-")), (name, row.label)
 
 
 def test_what_is_printed_is_what_was_logged_truncated() -> None:

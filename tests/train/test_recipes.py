@@ -19,7 +19,7 @@ from convnn_lab.recipes.limits import seconds
 from convnn_lab.train.build import build, irrelevant
 from convnn_lab.train.module import schedule
 
-CIFAR = ("vgg11-cifar10", "vgg11-cifar100", "vit-tiny-cifar10", "vit-tiny-cifar100")
+CIFAR = ("vgg11-cifar10", "vgg11-cifar100", "vgg11-fashion-mnist", "vit-tiny-cifar10", "vit-tiny-cifar100")
 IMAGENET = ("resnet50-imagenet", "vit-base-imagenet")
 
 
@@ -79,6 +79,7 @@ def test_a_constant_rate_stays_after_its_rise() -> None:
 COUNTS = {
     "vgg11-cifar10": 130_015_690,
     "vgg11-cifar100": 130_384_420,
+    "vgg11-fashion-mnist": 130_015_690 - 2 * 9 * 64,  # two channels of colour fewer, of nine cells or neighbours
     "vit-tiny-cifar10": 5_500_042,
     "vit-tiny-cifar100": 5_517_412,
     "resnet50-imagenet": 26_474_760,
@@ -89,7 +90,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_published_recipes_have_the_published_models(name: str) -> None:
     given = named(name)
-    classes = {"cifar10": 10, "cifar100": 100}.get(given.dataset, 1000)
+    classes = {"cifar10": 10, "cifar100": 100, "fashion-mnist": 10}.get(given.dataset, 1000)
     model = build(given, 3, given.image_size or 32, classes, device="meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == COUNTS[name]
     drops = {module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p}
@@ -103,7 +104,7 @@ def test_what_was_not_published_is_refused_or_asked_for() -> None:
         "--similarity was not varied in the published models": {"similarity": "dot"},
         "the published vgg11 has a dropout of 0.5, got 0.2": {"dropout": 0.2},
         "--position was scaled_concat in the published models, got 'coordinates'": {"position": "coordinates"},
-        "published models are for cifar10, cifar100, imagenet, got 'digits'": {"dataset": "digits"},
+        "published models are for cifar10, cifar100, imagenet, fashion-mnist, got 'digits'": {"dataset": "digits"},
         "--candidates must be all, random:R or grid:R, got '32'": {"candidates": "32"},
         "unknown model 'vgg12'": {"model": "vgg12"},
     }
@@ -119,7 +120,7 @@ def test_what_was_not_published_is_refused_or_asked_for() -> None:
 def test_fields_a_layer_cannot_be_told_are_known() -> None:
     given = replace(RECIPES["digits"], k=25, candidates="random:32", ratio=0.5)
     assert {"k", "candidates", "ratio", "heads"} <= irrelevant(replace(given, layer="conv"))
-    assert irrelevant(given) == {"heads", "dropout", "context"}
+    assert irrelevant(given) == {"heads", "dropout", "context", "kernel", "kernel_size"}
     assert "ratio" in irrelevant(replace(given, layer="convnn"))
     assert not {"heads", "k", "patch", "dropout"} & irrelevant(replace(given, model="vit_tiny", layer="convnn"))
     conv = build(replace(given, layer="conv"), 1, 8, 10, device="meta")

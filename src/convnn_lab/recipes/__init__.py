@@ -47,6 +47,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "vgg11-cifar10": _VGG,
     "vgg11-cifar100": replace(_VGG, dataset="cifar100"),
+    "vgg11-fashion-mnist": replace(_VGG, dataset="fashion-mnist", image_size=32),
     "vit-tiny-cifar10": _VIT,
     "vit-tiny-cifar100": replace(_VIT, dataset="cifar100"),
     "shakespeare": _TEXT,

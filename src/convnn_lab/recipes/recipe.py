@@ -60,6 +60,10 @@ class Recipe:
     """side of the patches a search compares, or of a ViT's"""
     heads: int | None = None
     """of attention"""
+    kernel: str | None = None
+    """of a ViT's or GPT's convnn: depthwise, separable or standard"""
+    kernel_size: int | None = None
+    """side of the convolutions of the published VGG"""
     dropout: float | None = None
     """of a ViT's or GPT's blocks, or of VGG's classifier"""
 
@@ -168,7 +172,7 @@ class Recipe:
         limits.least(
             self, 1, "epochs", "batch", "device_batch", "accumulate", "image_size", "devices", "nodes", "save_steps"
         )
-        limits.least(self, 1, "k", "patch", "heads", "width", "context")
+        limits.least(self, 1, "k", "patch", "heads", "kernel_size", "width", "context")
         limits.least(
             self, 0, "lr", "weight_decay", "warmup", "warmup_lr", "min_lr", "jitter", "mixup", "cutmix", "workers"
         )

@@ -3,7 +3,7 @@
 A :class:`Row` has a configuration, what the thesis prints for it and what the author's own run logged. The thesis
 truncates: 81.2695 is printed as 81.26. Its GFLOPS are those of torch's profiler, which sees neither a 1-D convolution,
 so none of the aggregation, nor a 2-D one with ``padding="same"``. A figure whose points the thesis does not print has
-what was logged; on ImageNet there are no logs.
+what was logged; on ImageNet there are no logs. ``fashion-lambda`` is a table of our own, and has neither.
 
 The keys of a configuration, each only where it applies:
 
@@ -34,7 +34,7 @@ from __future__ import annotations
 from convnn_lab.tables.fast import FAST_CORRECTNESS, FAST_SPEED
 from convnn_lab.tables.record import Dataset, Logged, Printed, Row, Table
 from convnn_lab.tables.resnet import RESNET_IMAGENET, RESNET_K, RESNET_R
-from convnn_lab.tables.vgg import VARY_LAMBDA, VGG_DYNAMICS, VGG_LR, VGG_PATCH
+from convnn_lab.tables.vgg import FASHION_LAMBDA, VARY_LAMBDA, VGG_DYNAMICS, VGG_LR, VGG_PATCH
 from convnn_lab.tables.vgg_candidates import VGG_CANDIDATES
 from convnn_lab.tables.vgg_k import VGG_K
 from convnn_lab.tables.vit_cifar import VIT_CIFAR, VIT_CIFAR_DYNAMICS, VIT_KERNELS
@@ -58,6 +58,7 @@ TABLES: dict[str, Table] = {
         *(RESNET_IMAGENET, RESNET_K, RESNET_R),
         *(VIT_IMAGENET, VIT_HEADS, VIT_IMAGENET_K, VIT_IMAGENET_CANDIDATES, VIT_DYNAMICS),
         *(FAST_SPEED, FAST_CORRECTNESS),
+        FASHION_LAMBDA,
     )
 }
 """every table and figure of the experiments by name"""

@@ -16,7 +16,8 @@ from convnn import ConvNN2d, HybridConv2d, models
 from convnn.candidates import grid, random
 from convnn.descriptor import scaled_concat
 
-CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}
+CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000, "fashion-mnist": 10}
+CHANNELS = {"fashion-mnist": 1}  # where they are not 3
 
 
 def build(configuration: Mapping[str, Any], dataset: str, *, device: str | None = None) -> nn.Module:
@@ -25,11 +26,12 @@ def build(configuration: Mapping[str, Any], dataset: str, *, device: str | None 
     name = configuration.get("model")
     if name not in makers or dataset not in CLASSES:
         raise ValueError(f"no published model for {name!r} on {dataset!r}; there are {', '.join(makers)}")
-    return makers[name](dict(configuration), {"num_classes": CLASSES[dataset], "device": device})
+    given = {"num_classes": CLASSES[dataset], "in_channels": CHANNELS.get(dataset, 3), "device": device}
+    return makers[name](dict(configuration), given)
 
 
 def image_size(configuration: Mapping[str, Any]) -> int:
-    """The side of the images a row was run on: CIFAR at its own size for VGG, and resized for the ViTs."""
+    """The side of the images a row was run on: VGG takes 32, CIFAR's own, and the others 224."""
     return 32 if configuration["model"] == "vgg11" else 224
 
 

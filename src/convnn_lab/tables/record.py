@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Dataset: TypeAlias = Literal["cifar10", "cifar100", "imagenet", "none"]
+Dataset: TypeAlias = Literal["cifar10", "cifar100", "imagenet", "fashion-mnist", "none"]
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,14 @@ VARY_LAMBDA = Table(
     "VGG-11: branch ratios, with and without positions",
     tuple(row for dataset in CIFAR for position in (False, True) for row in _vary_lambda(dataset, position)),
 )
+FASHION_LAMBDA = Table(
+    "fashion-lambda",
+    "VGG-11: branch ratios on Fashion-MNIST, which the thesis has not",
+    tuple(
+        Row(NAMES.get(ratio, f"Branching, {ratio}"), "fashion-mnist", configuration(ratio))
+        for ratio, *_ in _WITHOUT["cifar10"]
+    ),
+)
 VGG_DYNAMICS = Table("vgg-dynamics", "VGG-11: loss over the epochs, as the run of the ratios ends", _DYNAMICS)
 VGG_LR = Table("vgg-lr", "VGG-11: learning rates", tuple(row for dataset in CIFAR for row in _lr(dataset)))
 VGG_PATCH = Table("vgg-patch", "VGG-11: patch sizes", tuple(row for dataset in CIFAR for row in _patch(dataset)))

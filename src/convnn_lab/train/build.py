@@ -37,7 +37,7 @@ def build(recipe: Recipe, channels: int, size: int, classes: int, *, device: str
     else:
         options |= {"in_channels": channels, "num_classes": classes}
     left = irrelevant(recipe)
-    for name in (*SEARCH, "ratio", "heads", "patch", "dropout", "stem", "width"):
+    for name in (*SEARCH, "ratio", "heads", "patch", "kernel", "dropout", "stem", "width"):
         value = getattr(recipe, name)
         if value is not None and name not in left:
             options["blend" if name == "dial" else name] = _strategy(name, value, recipe, size)
@@ -67,7 +67,8 @@ def irrelevant(recipe: Recipe) -> set[str]:
         said.add("dropout")
     if not recipe.model.startswith("resnet") or recipe.published:
         said |= {"stem", "width"}
-    return said
+    kernels = {"kernel": recipe.layer == "convnn" and (vit or gpt), "kernel_size": vgg and recipe.published}
+    return said | {name for name, meant in kernels.items() if not meant}
 
 
 def candidates(said: str | None) -> Any:
@@ -144,6 +145,7 @@ def _published(recipe: Recipe, classes: int, device: str | None) -> nn.Module:
     candidates(recipe.candidates)  # refuses what it is not
     kind, _, count = (recipe.candidates or "all").replace("grid", "spatial").partition(":")
     row |= {"candidates": kind, **({"r": int(count)} if count else {})}
+    row |= {name: value for name in ("kernel", "kernel_size") if (value := getattr(recipe, name)) is not None}
     family = {"vgg11": ("conv", "hybrid", "convnn"), "resnet50": ("conv", "hybrid", "convnn")}
     layers = family.get(recipe.model, ("attention", "convnn", "kvt", "local", "sparse"))
     if recipe.layer not in layers:
