@@ -316,7 +316,7 @@ def test_reproduce_lists_tables_and_says_what_it_cannot(capsys: pytest.CaptureFi
     assert all(name in listed for name in ("vary-lambda", "vit-imagenet-candidates", "fast-correctness"))
     for arguments, message in (
         (["nothing", "--static"], "unknown table 'nothing'; known are vary-lambda"),
-        (["vgg-k"], "rows are counted here and not yet trained"),
+        (["vgg-k"], "cifar10: say where its files are with --data-dir"),
         (["vgg-k", "--static", "--rows", "zebra"], "no row of vgg-k is called 'zebra'; there are"),
         (["fast-speed", "--static"], "the rows of fast-speed are single layers"),
     ):

@@ -12,6 +12,7 @@ from convnn_lab.commands import BY_RECIPE, Compare, Eval, Predict, Sweep, Train
 from convnn_lab.dials import Dial
 from convnn_lab.explorer import commands as explorer
 from convnn_lab.parsing import parse, require_writable
+from convnn_lab.rerun.commands import Reproduce
 from convnn_lab.run_commands import Export, Kernels
 
 # What a command ends with: 0, all is well; 1, what it checked does not hold; 2, it was asked for the impossible.
@@ -113,38 +114,6 @@ class Info:
         if self.json is not None:
             self.json.write_text(info.as_json(told))
         return HOLDS
-
-
-@dataclass(frozen=True)
-class Reproduce:
-    """Compare a table of the thesis with what is computed here; convnn reproduce --list names them."""
-
-    table: str
-    """its name"""
-    static: bool = False
-    """count parameters and operations; nothing is trained"""
-    rows: tuple[str, ...] = ()
-    """only rows whose labels contain one of these words"""
-    json: Path | None = None
-    """also write it to this file"""
-
-    def run_it(self) -> int:
-        """Print the table; 1 if a number without an explanation differs."""
-        if self.json is not None:
-            require_writable(self.json)
-        from convnn_lab import reproduce
-
-        table = reproduce.table(self.table)
-        chosen = reproduce.rows(table, self.rows)
-        if not self.static:
-            raise ValueError("rows are counted here and not yet trained: say --static, or use convnn train")
-        counted = reproduce.static(chosen)
-        if not counted:
-            raise ValueError(f"the rows of {self.table} are single layers, which have no parameters to count")
-        reproduce.show(table, counted)
-        if self.json is not None:
-            self.json.write_text(reproduce.as_json(table, counted))
-        return HOLDS if all(each.explained for each in counted) else FAILS
 
 
 @dataclass(frozen=True)

@@ -66,22 +66,6 @@ def cut(number: float, digits: int) -> str:
     return f"{floor(number * 10**digits + 1e-6) / 10**digits:.{digits}f}"
 
 
-def table(name: str) -> Table:
-    """The table of a name."""
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; known are {', '.join(TABLES)}")
-    return TABLES[name]
-
-
-def rows(of: Table, wanted: Sequence[str]) -> list[Row]:
-    """The rows of a table, or those whose labels contain one of the wanted words."""
-    chosen = [row for row in of.rows if not wanted or any(word.lower() in row.label.lower() for word in wanted)]
-    if not chosen:
-        labels = ", ".join(repr(row.label) for row in of.rows[:8])
-        raise ValueError(f"no row of {of.name} is called {' or '.join(map(repr, wanted))}; there are {labels}, ...")
-    return chosen
-
-
 def static(chosen: Sequence[Row]) -> list[Counted]:
     """Count parameters and operations of rows that are models."""
     counted = []

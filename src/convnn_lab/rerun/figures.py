@@ -1,0 +1,165 @@
+"""The thesis's figures from our own runs: losses over the epochs, accuracy against what is varied and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from convnn_lab.rerun.results import Result
+from convnn_lab.tables import Table
+from convnn_lab.train import store
+
+WINDOW = 10  # epochs of the moving average, as in the thesis
+# What each table varies, with how the thesis writes it.
+VARIED: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("vary-lambda", "fashion-lambda"), ("ratio", "λ")),
+    **dict.fromkeys(("vgg-k", "vit-k", "resnet-k", "vit-imagenet-k"), ("k", "k")),
+    **dict.fromkeys(("vgg-candidates", "vit-candidates", "resnet-r"), ("r", "r")),
+    "vgg-lr": ("lr", "learning rate"),
+    "vgg-patch": ("patch", "patch"),
+    "vit-heads": ("heads", "heads"),
+}
+MOST = 12  # curves that can be told apart
+
+
+def draw(folder: Path, table: Table, results: Sequence[Result]) -> list[Path]:
+    """Draw what a table's results allow; the files that were written."""
+    if not results:
+        return []
+    drawn = [folder / "gflops.png"]
+    _panels(drawn[0], results, _against_gflops)
+    if table.name in VARIED:
+        drawn.append(folder / f"accuracy-{VARIED[table.name][0]}.png")
+        _panels(drawn[-1], results, _against, *VARIED[table.name])
+    if max(len(group) for group in _by_dataset(results).values()) <= MOST:
+        drawn.append(folder / "loss.png")
+        _panels(drawn[-1], results, _losses, sides=2)
+    return drawn
+
+
+def moving(values: Sequence[float], window: int = WINDOW) -> list[float]:
+    """The mean of every value and up to ``window - 1`` before it.
+
+    Example:
+        >>> moving([1.0, 3.0, 5.0], window=2)
+        [1.0, 2.0, 4.0]
+    """
+    return [mean(values[max(0, place + 1 - window) : place + 1]) for place in range(len(values))]
+
+
+def _by_dataset(results: Sequence[Result]) -> dict[str, list[Result]]:
+    ordered = sorted(results, key=lambda each: each.row.dataset)
+    return {name: list(group) for name, group in groupby(ordered, lambda each: each.row.dataset)}
+
+
+def _panels(path: Path, results: Sequence[Result], fill: Any, *more: str, sides: int = 1) -> None:
+    """One row of axes for each data set."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    parts = _by_dataset(results)
+    figure = Figure(figsize=(6 * sides, 4 * len(parts)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(parts), sides, squeeze=False)
+    for axes, (dataset, group) in zip(grid, parts.items(), strict=True):
+        fill(axes if sides > 1 else axes[0], group, *more)
+        axes[0].set_title(dataset, loc="left", fontsize="medium")
+        for each in axes:
+            each.grid(alpha=0.3)
+            each.legend(fontsize="x-small")
+    written = BytesIO()
+    figure.savefig(written, dpi=120, format="png")
+    with store.storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    store.write(path, written.getvalue())
+
+
+def _losses(axes: Any, group: Sequence[Result]) -> None:
+    for number, each in enumerate(group):
+        epochs = [epoch["epoch"] + 1 for epoch in each.curves]
+        marker = "o" if len(epochs) < 3 else None
+        for place, part in zip(axes, ("train", "val"), strict=True):
+            values = moving([epoch[f"{part}_loss"] for epoch in each.curves])
+            place.plot(epochs, values, color=f"C{number % 10}", label=_named(each, group), marker=marker)
+    for place, said in zip(axes, ("training", "test"), strict=True):
+        place.set_ylabel(f"{said} loss, moving average of {WINDOW}")
+        place.set_xlabel("epoch")
+
+
+def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
+    """Accuracy against a field, a line for all that agree in the rest; rows without the field lie across."""
+    lines: dict[str, list[Result]] = {}
+    for each in group:
+        if field in each.row.configuration:
+            lines.setdefault(_series(each, field), []).append(each)
+        else:
+            axes.axhline(mean(each.accuracies), linestyle="--", color="0.5", linewidth=1, label=_named(each, group))
+    for number, (name, points) in enumerate(lines.items()):
+        points.sort(key=lambda each: each.row.configuration[field])
+        places = [each.row.configuration[field] for each in points]
+        colour, spreads = f"C{number % 10}", [each.spread or 0.0 for each in points]
+        axes.errorbar(
+            places, [mean(each.accuracies) for each in points], spreads, color=colour, marker="o", capsize=2, label=name
+        )
+        logged = [
+            (place, each.row.logged.accuracy) for place, each in zip(places, points, strict=True) if each.row.logged
+        ]
+        if logged:
+            axes.plot(
+                *zip(*logged, strict=True), color=colour, linestyle=":", marker="x", label=f"{name}, author's logs"
+            )
+    axes.set_xscale("log" if field == "lr" else "linear")
+    axes.set_xlabel(said)
+    axes.set_ylabel("test accuracy in %")
+
+
+def _against_gflops(axes: Any, group: Sequence[Result]) -> None:
+    kinds: dict[str, list[Result]] = {}
+    for each in group:
+        kinds.setdefault(_kind(each), []).append(each)
+    for number, (name, several) in enumerate(kinds.items()):
+        values, spreads = [mean(each.accuracies) for each in several], [each.spread or 0.0 for each in several]
+        axes.errorbar(
+            [each.gflops for each in several],
+            values,
+            spreads,
+            color=f"C{number % 10}",
+            marker="o",
+            linestyle="",
+            capsize=2,
+            label=name,
+        )
+    axes.set_xlabel("true GFLOPS of one image, forward")
+    axes.set_ylabel("test accuracy in %")
+
+
+def _kind(each: Result) -> str:
+    """A label up to the numbers in it."""
+    return each.row.label.split(", k =")[0].split(", r =")[0]
+
+
+def _series(each: Result, field: str) -> str:
+    """What a line of points is called: what a row has beside the field."""
+    names = ("layer", "kernel_size", "candidates", "position", "kernel", "ratio", "patch", "k", "r")
+    told = {name: each.row.configuration[name] for name in names if name in each.row.configuration}
+    told.pop(field, None)
+    if field == "ratio":
+        told = {name: value for name, value in told.items() if name == "position"}
+    said = [f"{name} {value}" for name, value in told.items() if name not in ("position", "layer", "candidates")]
+    words = [str(told[name]) for name in ("layer", "candidates") if name in told]
+    words += ["with positions"] if told.get("position") else []
+    return ", ".join([*words, *said, *_how(each)]) or "ours"
+
+
+def _how(each: Result) -> list[str]:
+    return [f"{each.epochs} epochs", each.job.recipe.precision]
+
+
+def _named(each: Result, group: Sequence[Result]) -> str:
+    """A row's label, and how it was run where the others were run differently."""
+    same = all(_how(each) == _how(other) for other in group)
+    return ", ".join([each.row.label, *([] if same else _how(each))])

@@ -1,0 +1,42 @@
+"""A table whose rows take a second, on pictures made up in the form of CIFAR."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convnn_lab import tables
+from convnn_lab.tables import Logged, Printed, Row, Table
+
+QUICK = {"recipe": "digits", "model": "resnet8", "layer": "hybrid", "batch": 20, "width": 8, "accelerator": "cpu"}
+QUICK |= {"stem": "imagenet"}  # a search on maps of 8 by 8
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """The folder of a set of 60 and 30 pictures, brighter from class to class."""
+    random = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", 60), ("test", 30)):
+        labels = np.arange(count) % 10
+        noise = random.integers(0, 60, (count, 3, 32, 32))
+        arrays |= {f"x_{part}": (noise + 18 * labels[:, None, None, None]).astype(np.uint8), f"y_{part}": labels}
+    (tmp_path / "data" / "cifar10").mkdir(parents=True)
+    np.savez(tmp_path / "data" / "cifar10" / "cifar10.npz", **arrays)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Table:
+    logged = Logged("a/b-CIFAR10/c", 1.25, 43.75, 0.1, 0.1)
+    rows = (
+        Row("Conv2D", "cifar10", QUICK | {"ratio": 0.0}, Printed("1.200", "44.00")),
+        Row("Branching, 0.5", "cifar10", QUICK | {"ratio": 0.5}, logged=logged),
+        Row("Conv2D", "cifar100", QUICK | {"ratio": 0.0}),
+    )
+    table = Table("tiny", "a table of a second", rows)
+    monkeypatch.setitem(tables.TABLES, "tiny", table)
+    return table
