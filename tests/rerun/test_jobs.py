@@ -17,10 +17,10 @@ import torch
 from matplotlib.figure import Figure
 
 from convnn_lab import cli
-from convnn_lab.rerun import commands, figures, jobs, results
+from convnn_lab.rerun import commands, figures, jobs, plan, results
 from convnn_lab.rerun.plan import Job, Told
 from convnn_lab.rerun.plan import jobs as planned
-from convnn_lab.tables import Table
+from convnn_lab.tables import TABLES, Row, Table
 from convnn_lab.train.callbacks import Keeper
 from convnn_lab.train.evaluate import evaluate
 from convnn_lab.train.run import Run
@@ -98,7 +98,8 @@ def test_results_stand_beside_what_is_known_and_finished_runs_are_left_alone(
     assert float(hybrid["accuracy_std"]) == pytest.approx(stdev(accuracies), rel=1e-5)
     assert (hybrid["seeds"], hybrid["epochs"], hybrid["precision"]) == ("1 2", "2", "float32")
     assert hybrid["device"] == "cpu"
-    assert "--seed 1 " in hybrid["command"]
+    assert hybrid["command"].startswith("convnn train digits --dataset cifar10 ")
+    assert hybrid["command"].endswith("--seed 1 --accelerator cpu")
 
     before = [(run.folder / "metrics.csv").stat().st_mtime_ns for run in runs]
     assert call(tmp_path, "--seeds", "1", "2", "--data-dir", str(tmp_path / "none")) == commands.HOLDS
@@ -111,6 +112,7 @@ def test_results_stand_beside_what_is_known_and_finished_runs_are_left_alone(
     figures._against(axes, [each for each in found if each.row.dataset == "cifar10"], "ratio", "λ")
     drawn = {tuple(line.get_xdata()): list(line.get_ydata()) for line in axes.get_lines() if line.get_marker() == "o"}
     assert drawn[0.0, 0.5] == pytest.approx([float(plain["accuracy"]), float(hybrid["accuracy"])], rel=1e-5)
+    assert set(axes.get_legend_handles_labels()[1]) == {"ours", "author's logs"}
     for name in ("gflops.png", "loss.png"):
         assert (tmp_path / "tiny" / name).stat().st_size > 5000
         (tmp_path / "tiny" / name).unlink()
@@ -146,31 +148,34 @@ def two(tiny: Table, data_dir: Path, tmp_path: Path) -> list[Job]:
     return [job for several in asked for job in several]
 
 
-def instead(monkeypatch: pytest.MonkeyPatch, script: str) -> list[subprocess.Popen[bytes]]:
-    """Run a script in place of training."""
+def instead(monkeypatch: pytest.MonkeyPatch, script: str) -> tuple[list[subprocess.Popen[bytes]], list[list[str]]]:
+    """Run a script in place of training; the processes, and what they were asked for."""
     started: list[subprocess.Popen[bytes]] = []
+    asked: list[list[str]] = []
     popen = subprocess.Popen
 
-    def start(_: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    def start(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        asked.append(words)
         started.append(popen([sys.executable, "-c", script], **options))
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    return started
+    return started, asked
 
 
 def test_processes_are_asked_to_save_when_the_time_is_up(two: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(130)); time.sleep(60)"
-    started = instead(monkeypatch, script)
+    started, asked = instead(monkeypatch, script)
     began = time.monotonic()
     outcome = jobs.run_all(two, 2, began + 2, "weights")
     assert (outcome.wrong, outcome.interrupted) == ({}, False)
     assert len(started) == 2
+    assert all(0 < float(words[words.index("--max-time") + 1].removesuffix("s")) <= 2 for words in asked)
     assert all(process.returncode in (130, -signal.SIGTERM) for process in started)
 
 
 def test_a_process_that_fails_says_why_and_the_others_run(two: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    started = instead(monkeypatch, "import sys; print('more'); sys.exit('out of memory')")
+    started, _ = instead(monkeypatch, "import sys; print('more'); sys.exit('out of memory')")
     outcome = jobs.run_all([*two, two[0]], 2, None, "weights")
     assert len(started) == 2
     assert [reason.split(" (see")[0] for reason in outcome.wrong.values()] == ["out of memory"] * 2
@@ -188,3 +193,22 @@ def test_what_says_two_things_is_refused(call: Call, tmp_path: Path, capsys: pyt
     ):
         assert call(tmp_path, *arguments) == cli.MISUSED
         assert message in capsys.readouterr().err
+
+
+def test_lines_of_a_figure_are_called_what_they_differ_in(tmp_path: Path) -> None:
+    def names(table: str, field: str, *words: str) -> set[str]:
+        rows = plan.chosen(TABLES[table], words, ["cifar10"])
+        asked = planned(rows, [42], tmp_path, Told())
+        found = [result(row, job) for row, (job,) in zip(rows, asked, strict=True) if field in row.configuration]
+        return {figures._series(each, found, field) for each in found}
+
+    assert names("vary-lambda", "ratio") == {"with positions", "without positions"}
+    assert names("vary-lambda", "ratio", "without") == {""}
+    assert names("vgg-k", "k") == {"1x1 kernel", "2x2 kernel", "3x3 kernel"}
+    assert names("vgg-lr", "lr") == {"λ = 0.0", "λ = 0.5", "λ = 1.0"}
+    assert names("vit-k", "k") == {"convnn, all", "convnn, random", "kvt"}
+    assert "spatial, λ = 0.5" in names("vgg-candidates", "r")
+
+
+def result(row: Row, job: Job) -> results.Result:
+    return results.Result(row, job, (50.0,), (1.0,), (50.0,), (42,), 150, 1.0, "cpu", 1, 1.0, ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,9 +34,9 @@ def draw(folder: Path, table: Table, results: Sequence[Result]) -> list[Path]:
     if table.name in VARIED:
         drawn.append(folder / f"accuracy-{VARIED[table.name][0]}.png")
         _panels(drawn[-1], results, _against, *VARIED[table.name])
-    if max(len(group) for group in _by_dataset(results).values()) <= MOST:
+    if max(len(group) for group in _by_rate(results).values()) <= MOST:
         drawn.append(folder / "loss.png")
-        _panels(drawn[-1], results, _losses, sides=2)
+        _panels(drawn[-1], results, _losses, sides=2, parted=_by_rate)
     return drawn
 
 
@@ -52,16 +51,29 @@ def moving(values: Sequence[float], window: int = WINDOW) -> list[float]:
 
 
 def _by_dataset(results: Sequence[Result]) -> dict[str, list[Result]]:
-    ordered = sorted(results, key=lambda each: each.row.dataset)
-    return {name: list(group) for name, group in groupby(ordered, lambda each: each.row.dataset)}
+    parts: dict[str, list[Result]] = {}
+    for each in results:
+        parts.setdefault(each.row.dataset, []).append(each)
+    return parts
 
 
-def _panels(path: Path, results: Sequence[Result], fill: Any, *more: str, sides: int = 1) -> None:
-    """One row of axes for each data set."""
+def _by_rate(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """By data set and, where a table varies it, learning rate."""
+    parts: dict[str, list[Result]] = {}
+    for each in results:
+        rate = f", learning rate {each.row.configuration['lr']:g}" if "lr" in each.row.configuration else ""
+        parts.setdefault(f"{each.row.dataset}{rate}", []).append(each)
+    return parts
+
+
+def _panels(
+    path: Path, results: Sequence[Result], fill: Any, *more: str, sides: int = 1, parted: Any = _by_dataset
+) -> None:
+    """One row of axes for each part of the results."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    parts = _by_dataset(results)
+    parts = parted(results)
     figure = Figure(figsize=(6 * sides, 4 * len(parts)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(parts), sides, squeeze=False)
@@ -93,24 +105,36 @@ def _losses(axes: Any, group: Sequence[Result]) -> None:
 def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
     """Accuracy against a field, a line for all that agree in the rest; rows without the field lie across."""
     lines: dict[str, list[Result]] = {}
-    for each in group:
-        if field in each.row.configuration:
-            lines.setdefault(_series(each, field), []).append(each)
-        else:
-            axes.axhline(mean(each.accuracies), linestyle="--", color="0.5", linewidth=1, label=_named(each, group))
+    across = [each for each in group if field not in each.row.configuration]
+    along = [each for each in group if field in each.row.configuration]
+    for each in along:
+        lines.setdefault(_series(each, along, field), []).append(each)
+    for number, each in enumerate(across):
+        style = {"linestyle": ("--", "-.", ":")[number % 3], "color": f"{0.2 * (number % 4)}", "linewidth": 1}
+        axes.axhline(mean(each.accuracies), **style, label=_named(each, group))
     for number, (name, points) in enumerate(lines.items()):
         points.sort(key=lambda each: each.row.configuration[field])
         places = [each.row.configuration[field] for each in points]
         colour, spreads = f"C{number % 10}", [each.spread or 0.0 for each in points]
         axes.errorbar(
-            places, [mean(each.accuracies) for each in points], spreads, color=colour, marker="o", capsize=2, label=name
+            places,
+            [mean(each.accuracies) for each in points],
+            spreads,
+            color=colour,
+            marker="o",
+            capsize=2,
+            label=name or "ours",
         )
         logged = [
             (place, each.row.logged.accuracy) for place, each in zip(places, points, strict=True) if each.row.logged
         ]
         if logged:
             axes.plot(
-                *zip(*logged, strict=True), color=colour, linestyle=":", marker="x", label=f"{name}, author's logs"
+                *zip(*logged, strict=True),
+                color=colour,
+                linestyle=":",
+                marker="x",
+                label=f"{name}{name and ', '}author's logs",
             )
     axes.set_xscale("log" if field == "lr" else "linear")
     axes.set_xlabel(said)
@@ -142,17 +166,31 @@ def _kind(each: Result) -> str:
     return each.row.label.split(", k =")[0].split(", r =")[0]
 
 
-def _series(each: Result, field: str) -> str:
-    """What a line of points is called: what a row has beside the field."""
-    names = ("layer", "kernel_size", "candidates", "position", "kernel", "ratio", "patch", "k", "r")
-    told = {name: each.row.configuration[name] for name in names if name in each.row.configuration}
-    told.pop(field, None)
-    if field == "ratio":
-        told = {name: value for name, value in told.items() if name == "position"}
-    said = [f"{name} {value}" for name, value in told.items() if name not in ("position", "layer", "candidates")]
-    words = [str(told[name]) for name in ("layer", "candidates") if name in told]
-    words += ["with positions"] if told.get("position") else []
-    return ", ".join([*words, *said, *_how(each)]) or "ours"
+# How lines are told apart, as far as the rows of a figure differ in it.
+SAID = {
+    "layer": "{}",
+    "candidates": "{}",
+    "kernel": "{}",
+    "kernel_size": "{0}x{0} kernel",
+    "ratio": "λ = {}",
+    "patch": "patch {}",
+    "k": "k = {}",
+    "r": "r = {}",
+}
+
+
+def _series(each: Result, group: Sequence[Result], field: str) -> str:
+    """What a line of points is called: what its rows have that others of the figure have not."""
+    words = []
+    for name, said in SAID.items():
+        own = each.row.configuration.get(name)
+        values = {other.row.configuration.get(name) for other in group} - {None}  # what searches nothing says nothing
+        if name != field and own is not None and len(values) > 1:
+            words.append(said.format(own))
+    if len({"position" in other.row.configuration for other in group}) > 1:
+        words.append("with positions" if "position" in each.row.configuration else "without positions")
+    mixed = any(_how(each) != _how(other) for other in group)
+    return ", ".join([*words, *(_how(each) if mixed else [])])
 
 
 def _how(each: Result) -> list[str]:

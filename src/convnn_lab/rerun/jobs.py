@@ -112,12 +112,13 @@ class Beside:
     file: TextIO
 
     @classmethod
-    def start(cls, job: Job, threads: int) -> Beside:
-        """Start or resume it, in a session of its own: who stops it is this process alone."""
+    def start(cls, job: Job, threads: int, seconds: float | None) -> Beside:
+        """Start or resume it, in a session of its own: this process stops it, or the clock if this one is gone."""
         words = job.words
         if Run(job.folder).exists:
             moved = [] if job.recipe.data_dir is None else ["--data-dir", str(job.recipe.data_dir)]
             words = ["train", "--resume", str(job.folder), *moved]
+        words += [] if seconds is None else ["--max-time", f"{seconds:.3f}s"]
         log = job.folder.with_name(f"{job.folder.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("a")
@@ -148,12 +149,13 @@ def _side_by_side(waiting: Sequence[Job], at_once: int, deadline: float | None, 
     with _leaving():
         try:
             while left or running:
-                if deadline is not None and time.monotonic() >= deadline:
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
                     return
                 while left and len(running) < at_once:
                     job = left.pop(0)
                     _say(f"[{len(waiting) - len(left)}/{len(waiting)}] {job.command}")
-                    running.append(Beside.start(job, threads))
+                    running.append(Beside.start(job, threads, remaining))
                 time.sleep(LOOK_EVERY)
                 running = [each for each in running if not each.ended(outcome, keep)]
         finally:

@@ -53,14 +53,14 @@ def _correctness(table: Table) -> list[Quantity]:
     ]
 
 
-def _speed(table: Table) -> list[Quantity]:
+def _speed(table: Table, device: str = "cuda") -> list[Quantity]:
     """Milliseconds and mebibytes in float32, by graph replay, for the 8 neighbours of the caption and the text's 9."""
     measure.require_device()
     found = []
     told = table.rows[0].configuration
-    x = torch.randn(told["batch"], told["tokens"], told["width"], device="cuda")
+    x = torch.randn(told["batch"], told["tokens"], told["width"], device=device)
     for k in (told["k"], told["k"] + 1):
-        layer = ConvNNAttention(told["width"], told["heads"], k=k, device="cuda")
+        layer = ConvNNAttention(told["width"], told["heads"], k=k, device=device)
         check_layer(f"{table.name}, k = {k}", layer, x)
         ways: dict[str, Any] = {"Original": Around(layer, partial(plain.convnn, k=k)), "Triton": layer}
         for row in table.rows:

@@ -41,8 +41,15 @@ class Job:
 
     @property
     def command(self) -> str:
-        """What repeats the run."""
+        """What starts the run in its folder."""
         return shlex.join(["convnn", *self.words])
+
+    @property
+    def again(self) -> str:
+        """What repeats the run, in a folder of its own."""
+        base = RECIPES[self.recipe_name]
+        flags = differences(base, replace(self.recipe, save_every=base.save_every))
+        return shlex.join(["convnn", "train", self.recipe_name, *flags])
 
     @property
     def words(self) -> list[str]:

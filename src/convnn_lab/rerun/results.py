@@ -145,7 +145,7 @@ def write(path: Path, table: Table, results: Sequence[Result]) -> None:
         how = [" ".join(map(str, each.seeds)), each.epochs, each.job.recipe.precision, f"{each.seconds:.1f}"]
         cost = [each.device, each.parameters, f"{each.gflops:.6f}", " ".join(f"{one:.2f}" for one in each.accuracies)]
         numbers = ["" if one is None else one if isinstance(one, str) else f"{one:.6g}" for one in [*known, *ours]]
-        writer.writerow([table.name, row.label, row.dataset, *numbers, *how, *cost, each.job.command])
+        writer.writerow([table.name, row.label, row.dataset, *numbers, *how, *cost, each.job.again])
     with store.storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     store.write(path, text.getvalue())
@@ -169,7 +169,7 @@ def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Map
         known = [row.printed.accuracy or "-", "-" if row.logged is None else f"{row.logged.accuracy:.2f}"]
         for each in there.get(key, []):
             how = [str(len(each.seeds)), str(each.epochs), each.job.recipe.precision, _time(each.seconds)]
-            drawn.add_row(*key, *known, each.accuracy, f"{mean(each.losses):.4f}", *how, each.job.command)
+            drawn.add_row(*key, *known, each.accuracy, f"{mean(each.losses):.4f}", *how, each.job.again)
         if key in said:
             drawn.add_row(*key, *known, "-", "", "", "", "", "", said[key])
     console.print(drawn)
