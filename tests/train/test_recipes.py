@@ -127,6 +127,23 @@ def test_fields_a_layer_cannot_be_told_are_known() -> None:
     assert "ConvNN" not in repr(conv)
 
 
+def test_the_kernels_of_two_tables_can_be_said() -> None:
+    def count(given: Recipe, channels: int, size: int, classes: int) -> int:
+        return sum(each.numel() for each in build(given, channels, size, classes, device="meta").parameters())
+
+    vit = replace(named("vit-tiny-cifar10"), kernel="standard")
+    assert count(vit, 3, 224, 10) == 9_460_618
+    assert count(replace(vit, published=False), 3, 224, 10) - count(
+        replace(vit, published=False, kernel="depthwise"), 3, 224, 10
+    ) == 12 * 192 * 9 * (192 - 1)
+    text = replace(named("shakespeare-tiny"), kernel="standard")
+    assert count(text, 1, 64, 65) > count(replace(text, kernel=None), 1, 64, 65)
+    vgg = replace(named("vgg11-cifar10"), kernel_size=1, ratio=0.0)
+    assert count(vgg, 3, 32, 10) == 121_822_154
+    assert "kernel_size" not in irrelevant(vgg)
+    assert {"kernel_size", "kernel"} <= irrelevant(replace(vgg, published=False))
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "--warmup must be shorter than the 10 epochs, got 10": {"warmup": 10},
     "--epochs must be at least 1, got 0": {"epochs": 0},
