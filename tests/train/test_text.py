@@ -189,7 +189,7 @@ def test_recipes_of_texts_build_models_of_text() -> None:
     assert type(model).__name__ == "GPT"
     assert (len(model.blocks), model.head.weight.shape, model.pos_embed.shape) == (6, (65, 384), (256, 384))
     assert model.blocks[0].attn.k == 32
-    assert irrelevant(given) == {"patch", "ratio", "stem", "width"}
+    assert irrelevant(given) == {"kernel_size", "patch", "ratio", "stem", "width"}
     assert "context" in irrelevant(named("digits"))
     assert (measure(given), measure(named("digits"))) == (BITS, ACCURACY)
     assert BITS.better(1.5, 1.6)
