@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from convnn.backends.triton.modes import SOFTMAX
 from convnn.backends.triton.ops import _on as on_device_of
@@ -173,23 +172,6 @@ def _backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Any, ...]:
 attend_few.register_autograd(_backward, _keep)
 
 
-class AttendFew(torch.autograd.Function):
-    """``attend_few`` and what is registered with it, which torch takes longer to find than the kernels to run."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Run without gradients."""
-        output = attend_few(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        """None for what has no gradient."""
-        return _backward(ctx, gradient)
-
-
 def attended(*inputs: Any) -> Tensor:
     """The output of ``attend_few``, with gradients."""
-    return (attend_few if torch.compiler.is_compiling() else AttendFew.apply)(*inputs)[0]
+    return attend_few.learned(*inputs)[0]

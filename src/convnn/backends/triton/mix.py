@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from convnn.backends.triton.ops import _on
 from convnn.backends.triton.register import operator
@@ -102,27 +101,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 mix.register_autograd(_backward, _keep)
-
-
-class Mix(torch.autograd.Function):
-    """``mix`` and what is registered with it, which torch takes longer to find than the kernels to run."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Run without gradients."""
-        _keep(ctx, inputs, inputs[0])
-        return mix(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        """None for what has no gradient."""
-        return _backward(ctx, gradient)
-
-
-def mixed(*inputs: Any) -> Tensor:
-    """The output of ``mix``, with gradients."""
-    return (mix if torch.compiler.is_compiling() else Mix.apply)(*inputs)
 
 
 @operator("directions")

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from convnn.backends.triton import shapes
-from convnn.backends.triton.mix import mixed
+from convnn.backends.triton.mix import mix
 from convnn.neighbors import together
 
 
@@ -21,4 +21,4 @@ def combine(value: Tensor, index: Tensor, weights: Tensor | None, kernel: Tensor
     given = None if weights is None else shapes.folded(weights.float(), lead).contiguous()
     slots = shapes.folded(index, lead).contiguous()
     marks: Any = [shapes.folded(mark[..., None], lead)[..., 0].contiguous() for mark in lost] or [None, None]
-    return shapes.unfolded(mixed(shapes.folded(value, lead), slots, given, kernel, *marks), lead)
+    return shapes.unfolded(mix.learned(shapes.folded(value, lead), slots, given, kernel, *marks), lead)

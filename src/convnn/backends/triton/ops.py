@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from convnn.backends.triton.register import operator
 
@@ -248,23 +247,6 @@ def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
 combine.register_autograd(_backward, _keep)
 
 
-class Combine(torch.autograd.Function):
-    """``combine`` and what is registered with it, which torch takes longer to find than the kernels to run."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Run without gradients."""
-        output = combine(*inputs)
-        _keep(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
-        """None for what has no gradient."""
-        return _backward(ctx, gradient, _)
-
-
 def combined(*inputs: Any) -> Tensor:
     """The output of ``combine``, with gradients."""
-    return (combine if torch.compiler.is_compiling() else Combine.apply)(*inputs)[0]
+    return combine.learned(*inputs)[0]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 LIBRARY = torch.library.Library("convnn", "DEF")
 
@@ -31,6 +32,29 @@ class Operator:
     def register_autograd(self, backward: Callable[..., Any], keep: Callable[..., None]) -> None:
         """Say what gradients are, and what is kept for them."""
         torch.library.register_autograd(self.name, backward, setup_context=keep, lib=LIBRARY)
+        self._eager = _function(self, backward, keep).apply
+
+    def learned(self, *given: Any) -> Any:
+        """Run it with its gradients; torch takes longer to find what is registered than the kernels to run."""
+        return (self if torch.compiler.is_compiling() else self._eager)(*given)
+
+
+def _function(run: Operator, gradients_of: Callable[..., Any], keep: Callable[..., None]) -> Any:
+    """An operator and its gradients for eager mode."""
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = run(*inputs)
+            keep(ctx, inputs, output)
+            return output
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients_of(ctx, *gradients)
+
+    return Eager
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from convnn.backends.triton import shapes
 from convnn.backends.triton.modes import GIVEN
@@ -94,24 +93,8 @@ def _backward(ctx: Any, pull: Tensor) -> tuple[Tensor, Tensor, None]:
 score.register_autograd(_backward, _keep)
 
 
-class Score(torch.autograd.Function):
-    """``score`` and what is registered with it, which torch takes longer to find than the kernels to run."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        """Run without gradients."""
-        _keep(ctx, inputs, inputs[0])
-        return score(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, pull: Tensor) -> tuple[Any, ...]:
-        """None for the index."""
-        return _backward(ctx, pull)
-
-
 def scored(query: Tensor, key: Tensor, index: Tensor) -> Tensor:
     """The products of queries ``(..., N, E)`` with the keys they chose, ``(..., N, K)``."""
     lead = together(query.shape[:-2], key.shape[:-2], index.shape[:-2])
     given = (*(shapes.folded(tensor, lead) for tensor in (query, key)), shapes.folded(index, lead).contiguous())
-    return shapes.unfolded((score if torch.compiler.is_compiling() else Score.apply)(*given), lead)
+    return shapes.unfolded(score.learned(*given), lead)
