@@ -13,7 +13,7 @@ from convnn import checks, functional
 from convnn.backends import Backend
 from convnn.candidates import Candidates, Cells
 from convnn.layers import ConvNNAttention, MultiheadConvNN, shapes
-from convnn.layers.kernel import Kernel, Kind
+from convnn.layers.kernel import Kernel, Kind, with_weights
 from convnn.masks import Mask
 from convnn.names import resolve
 from convnn.search import SelfScore
@@ -105,7 +105,7 @@ class Heads(nn.Module):
             query = query * (scale * query.shape[-1] ** 0.5)
         options = self._options(key, own) | {"mask": [*self.mask.all(), *masks] or None}
         if need_weights:
-            return self._with_weights(query, key, value, options, dropout_p)
+            return with_weights(self.kernel, (query, key, value), Weigh(self.weighting, dropout_p), **options)
         run = functional.convnn if self.kernel is None else self.kernel
         return run(query, key, value, weighting=self.weighting, dropout_p=dropout_p, **options), None
 
@@ -118,16 +118,6 @@ class Heads(nn.Module):
             if own:
                 options |= {"self_index": torch.arange(keys, device=key.device), "self_score": self.self_score}
         return options
-
-    def _with_weights(
-        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], dropout_p: float
-    ) -> tuple[Tensor, Tensor]:
-        found = functional.nearest(query, key, **options)
-        weights = Weigh(self.weighting, dropout_p)(found.scores, found.filled)
-        combine = functional.aggregate if self.kernel is None else self.kernel.combine
-        output = combine(value, found, weighting=lambda scores, filled: weights, backend=self.backend)  # noqa: ARG005
-        whole = weights.new_zeros(*weights.shape[:-1], key.shape[-2])
-        return output, whole.scatter_add(-1, found.index.clamp(min=0), weights).to(output.dtype)
 
 
 def options_of(layer: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from convnn import arguments, checks, functional
 from convnn.layers import shapes
 from convnn.neighbors import Neighbors
 from convnn.selection import hard, is_hard
+from convnn.weighting import Weigh
 
 Kind: TypeAlias = Literal["depthwise", "separable", "standard"]
 
@@ -131,3 +132,16 @@ class Pointwise(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # noqa: D102
         return tokens @ self.weight.mT
+
+
+def with_weights(
+    kernel: Kernel | None, tokens: tuple[Tensor, Tensor, Tensor], weigh: Weigh, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """The output of a search of query, key and value, and the weights of all M keys, 0 for who is no neighbour."""
+    query, key, value = tokens
+    found = functional.nearest(query, key, **options)
+    weights = weigh(found.scores, found.filled)
+    combine = functional.aggregate if kernel is None else kernel.combine
+    output = combine(value, found, weighting=lambda scores, filled: weights, backend=options["backend"])  # noqa: ARG005
+    whole = weights.new_zeros(*weights.shape[:-1], key.shape[-2])
+    return output, whole.scatter_add(-1, found.index.clamp(min=0), weights).to(output.dtype)

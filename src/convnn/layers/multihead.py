@@ -14,7 +14,7 @@ from convnn.backends import Backend
 from convnn.candidates import Candidates, Cells
 from convnn.layers import shapes
 from convnn.layers.configurable import Configurable
-from convnn.layers.kernel import Kernel, Kind
+from convnn.layers.kernel import Kernel, Kind, with_weights
 from convnn.masks import MASKS, Mask, Rule, causal
 from convnn.names import resolve
 from convnn.search import SelfScore
@@ -129,7 +129,7 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
-            output, weights = self._with_weights(q, x, v, options, dropout)
+            output, weights = with_weights(self.kernel, (q, x, v), Weigh(self.weighting, dropout), **options)
             weights = weights.mean(1) if average_attn_weights else weights
         else:
             run = functional.convnn if self.kernel is None else self.kernel
@@ -202,17 +202,6 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
         batch = 0 if self.batch_first else 1
         if query.ndim == 3 and query.shape[batch] != key.shape[batch]:
             raise ValueError(f"queries and keys must be of one batch, got {came}")
-
-    def _with_weights(
-        self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        """The output, and the weights of all M keys, 0 for who is no neighbour."""
-        found = functional.nearest(query, key, **options)
-        weights = Weigh(self.weighting, dropout)(found.scores, found.filled)
-        combine = functional.aggregate if self.kernel is None else self.kernel.combine
-        output = combine(value, found, weighting=lambda scores, filled: weights, backend=self.backend)  # noqa: ARG005
-        whole = weights.new_zeros(*weights.shape[:-1], key.shape[-2])
-        return output, whole.scatter_add(-1, found.index.clamp(min=0), weights).to(output.dtype)
 
 
 def _require(name: str, mask: Tensor, *shapes_allowed: tuple[int, ...]) -> None:
