@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from convnn_lab.recipes import RECIPES
-from convnn_lab.train import fit
+from convnn_lab.train import fit, surroundings
 from convnn_lab.train.source import Prepare, Share, load
 
 
@@ -37,7 +37,7 @@ def wait(device: torch.device) -> None:
 
 def read(recipe: Any, epochs: int = 5) -> float:
     """Seconds an epoch takes if nothing learns from it."""
-    device = fit.device_of(recipe)
+    device = surroundings.device_of(recipe)
     source = load(recipe, device)
     prepare, times = Prepare(source.mean, source.std, source.size).to(device), []
     for epoch in range(epochs):
@@ -66,8 +66,8 @@ def main() -> None:
         data = read(recipe)
         run = fit.train("vgg11-cifar10", recipe, Path(folder) / "run", quiet=True)
         whole = min(row["seconds"] for row in run.rows())
-    print(f"{fit.device_of(recipe)}, {given.layer}, {given.precision}: data {data:.4f} s of an epoch of {whole:.3f} s, "
-          f"{100 * data / whole:.2f} %")  # fmt: skip
+    place, share = surroundings.device_of(recipe), 100 * data / whole
+    print(f"{place}, {given.layer}, {given.precision}: data {data:.4f} s of an epoch of {whole:.3f} s, {share:.2f} %")
 
 
 if __name__ == "__main__":

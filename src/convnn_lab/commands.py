@@ -136,8 +136,8 @@ def _resume(folder: Path, rest: list[str]) -> int:
 
 
 def _said(run: Any) -> int:
-    from convnn_lab.train.fit import global_rank
     from convnn_lab.train.measure import measure
+    from convnn_lab.train.surroundings import global_rank
 
     summary = run.summary() if global_rank(run.recipe()[1].devices) == 0 else None
     if summary is not None and summary["status"] == "finished":
@@ -173,7 +173,7 @@ def _swept(kind: str, name: str, base: Recipe, rest: list[str]) -> int:
     fixed, axes = grid(rest)
     from convnn_lab.recipes.limits import seconds
     from convnn_lab.train import sweep as several
-    from convnn_lab.train.fit import global_rank
+    from convnn_lab.train.surroundings import global_rank
 
     def combined(differs: Mapping[str, str]) -> Recipe:
         varied = [word for field, value in differs.items() for word in (f"--{field.replace('_', '-')}", value)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from convnn_lab import cli
 from convnn_lab.recipes import RECIPES, Recipe, from_dict
-from convnn_lab.train import fit, graph, store
+from convnn_lab.train import fit, graph, store, surroundings
 from convnn_lab.train.build import build
 from tests.train.test_runs import assert_same, dead
 
@@ -115,7 +115,7 @@ def test_a_step_that_waits_for_the_gpu_is_not_recorded(
     recorder: type[Replays], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(recorder, "waits", ("model.py:7", "model.py:7"))
-    monkeypatch.setattr(fit, "_on_gpu", lambda _: False)
+    monkeypatch.setattr(surroundings, "on_gpu", lambda _: False)
     given = replace(RESNET, epochs=1, graph="auto")
     alone = fit.train("digits", replace(given, graph="off"), tmp_path / "off", quiet=True)
     assert_same(fit.train("digits", given, tmp_path / "auto", quiet=True), alone)
@@ -124,7 +124,7 @@ def test_a_step_that_waits_for_the_gpu_is_not_recorded(
         fit.train("digits", replace(RESNET, graph="on"), tmp_path / "on", quiet=True)
     capsys.readouterr()
     session = fit.Session(None, "digits", given, None, 0.0, False)  # type: ignore[arg-type]
-    monkeypatch.setattr(fit, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(surroundings, "on_gpu", lambda _: True)
     session._not_recorded("of what it is")
     assert capsys.readouterr().err == "convnn: note: steps are launched kernel by kernel: of what it is\n"
 

@@ -16,7 +16,7 @@ from convnn_lab.bench import networks
 from convnn_lab.bench.measure import release
 from convnn_lab.data.arrays import Arrays, Data
 from convnn_lab.recipes import RECIPES, Recipe
-from convnn_lab.train import fit, graph
+from convnn_lab.train import fit, graph, surroundings
 from convnn_lab.train.build import build
 from convnn_lab.train.module import Classifier
 from convnn_lab.train.source import ArraySource
@@ -77,13 +77,13 @@ def seconds(variant: Variant, precision: Any, *, recorded: bool, steps: int, ima
         recorded: whether steps are launched as a whole.
     """
     recipe = replace(variant.recipe, precision=precision, epochs=1, graph="on" if recorded else "off")
-    fit.set_up(recipe)
-    device = fit.device_of(recipe)
+    surroundings.set_up(recipe)
+    device = surroundings.device_of(recipe)
     learner = Classifier(recipe, variant.make(recipe, str(device)), source(recipe, FIRST + steps, device), 1)
     if recorded:
         learner.graph = graph.Graphed(learner.outcome, learner.model.parameters(), declined=_refused)
     clock = Clock(FIRST)
-    fit._trainer(recipe, [clock], []).fit(learner)
+    fit.trainer_of(recipe, [clock], []).fit(learner)
     del learner
     release()
     return clock.seconds / clock.counted * images / recipe.batch

@@ -20,10 +20,10 @@ from convnn_lab.data.text import TEXTS
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import checkpoints, store
 from convnn_lab.train.build import build
-from convnn_lab.train.fit import device_of, half, set_up
 from convnn_lab.train.morphing import Morph
 from convnn_lab.train.run import Run
 from convnn_lab.train.source import FOLDERS, Prepare, Share, load
+from convnn_lab.train.surroundings import device_of, half, set_up
 from convnn_lab.train.tally import Tally
 from convnn_lab.train.text import Codes
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import platform
 import sys
 import time
-import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,7 @@ import torch
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy
 
 from convnn_lab.recipes import Recipe
-from convnn_lab.train import checkpoints, figures, graph, store
+from convnn_lab.train import checkpoints, figures, graph, store, surroundings
 from convnn_lab.train.build import build
 from convnn_lab.train.callbacks import Bar, Keeper, Lines, Stopped
 from convnn_lab.train.kernels import Kernels
@@ -28,17 +23,15 @@ from convnn_lab.train.morphing import Morph
 from convnn_lab.train.run import Run, default_folder
 from convnn_lab.train.source import Source, load
 
-PACKAGES = ("convnn", "torch", "triton", "torchvision", "timm", "pytorch-lightning", "torchmetrics", "numpy")
-
 
 def train(name: str, recipe: Recipe, output: Path | None = None, *, quiet: bool = False) -> Run:
     """Run a recipe in a new folder."""
     began = time.monotonic()
-    recipe = _as_started(recipe)
+    recipe = surroundings.as_started(recipe)
     recipe = replace(recipe, data_dir=None if recipe.data_dir is None else recipe.data_dir.resolve())
-    source = load(recipe, device_of(recipe))
+    source = load(recipe, surroundings.device_of(recipe))
     run = Run(default_folder(name, recipe) if output is None else output)
-    if global_rank(recipe.devices) == 0:
+    if surroundings.global_rank(recipe.devices) == 0:
         run.require_new()
     return Session(run, name, recipe, source, began, quiet).fit(None)
 
@@ -53,11 +46,11 @@ def resume(folder: Path, *, max_time: str | None = None, data_dir: Path | None =
     began = time.monotonic()
     run = Run.open(folder)
     name, recipe = run.recipe()
-    recipe = _as_started(replace(recipe, max_time=max_time))
+    recipe = surroundings.as_started(replace(recipe, max_time=max_time))
     recipe = recipe if data_dir is None else replace(recipe, data_dir=data_dir.resolve())
     if run.finished:
         return run
-    source = load(recipe, device_of(recipe))
+    source = load(recipe, surroundings.device_of(recipe))
     return Session(run, name, recipe, source, began, quiet).fit(run.last(_warn))
 
 
@@ -74,8 +67,8 @@ class Session:
 
     def fit(self, last: Path | None) -> Run:
         """Train from a checkpoint, or from the first step."""
-        run, first = self.run, global_rank(self.recipe.devices) == 0
-        set_up(self.recipe)
+        run, first = self.run, surroundings.global_rank(self.recipe.devices) == 0
+        surroundings.set_up(self.recipe)
         pl.seed_everything(self.recipe.seed, workers=True, verbose=False)
         self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
         # Nothing is written before all is known to fit together.
@@ -84,7 +77,7 @@ class Session:
             run.create(self.name, self.recipe, self.source)
         with run.alone() if first else nullcontext():
             if first:
-                run.started({**environment(self.trainer), "steps": self.launched})
+                run.started({**surroundings.environment(self.trainer), "steps": self.launched})
             path = None if last is None else str(last / checkpoints.STATE)
             try:
                 self.trainer.fit(self.learner, ckpt_path=path, weights_only=True)
@@ -118,20 +111,24 @@ class Session:
         self.rows = [] if state is None else [row for row in self.run.rows() if row["epoch"] < state["epoch"]]
         deadline = None if recipe.max_seconds is None else self.began + recipe.max_seconds
         self.keeper = Keeper(self.run, self.rows, deadline)
-        shown = [] if self.quiet or global_rank(recipe.devices) else [(Bar if sys.stdout.isatty() else Lines)()]
+        shown = (
+            []
+            if self.quiet or surroundings.global_rank(recipe.devices)
+            else [(Bar if sys.stdout.isatty() else Lines)()]
+        )
         self.keeper.shown = shown
         kernels = Kernels(self.run, 0 if state is None else int(state["epoch"]))
         # Kernels first: the keeper counts the epoch, and may stop there.
         beside = [*([] if moving is None else [moving]), kernels, self.keeper, *shown]
-        self.trainer = _trainer(recipe, beside, _loggers(self.run, recipe))
+        self.trainer = trainer_of(recipe, beside, _loggers(self.run, recipe))
         if state is not None:
             _start_at(self.trainer, int(state["epoch"]))
 
     def _record_steps(self, moving: Morph | None) -> None:
         """Let steps be launched as a whole, where that is asked for and possible."""
         recipe, learner = self.recipe, self.learner
-        gpu = _on_gpu(recipe)
-        why = graph.against(recipe, gpu=gpu, scaled=gpu and half(recipe) is torch.float16)
+        gpu = surroundings.on_gpu(recipe)
+        why = graph.against(recipe, gpu=gpu, scaled=gpu and surroundings.half(recipe) is torch.float16)
         why = "--graph off" if recipe.graph == "off" else why
         self.launched = "as a recorded graph" if why is None else f"kernel by kernel: {why}"
         if why is None:
@@ -148,7 +145,7 @@ class Session:
     def _not_recorded(self, why: str) -> None:
         if self.recipe.graph == "on":
             raise ValueError(f"--graph on: {why}; leave it out, or change that")
-        if _on_gpu(self.recipe) and not self.quiet:
+        if surroundings.on_gpu(self.recipe) and not self.quiet:
             sys.stderr.write(f"convnn: note: steps are launched kernel by kernel: {why}\n")
 
     def _conclude(self, ended: str) -> None:
@@ -183,18 +180,19 @@ def _start_at(trainer: pl.Trainer, epoch: int) -> None:
         counts.ready = counts.started = counts.processed = counts.completed = epoch
 
 
-def _trainer(recipe: Recipe, callbacks: list[Any], loggers: list[Any]) -> pl.Trainer:
-    precision = {None: "32-true", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}[half(recipe)]
+def trainer_of(recipe: Recipe, callbacks: list[Any], loggers: list[Any]) -> pl.Trainer:
+    """Lightning, told what the recipe says and nothing of its own."""
+    precision = {None: "32-true", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}[surroundings.half(recipe)]
     several = recipe.devices * recipe.nodes > 1
     strategy: Any = "auto"
     if recipe.fsdp:
-        if not _on_gpu(recipe):
+        if not surroundings.on_gpu(recipe):
             raise ValueError("--fsdp needs GPUs, and there is none")
         strategy = FSDPStrategy(state_dict_type="full")
     elif several:
         strategy = DDPStrategy()
     return pl.Trainer(
-        accelerator="gpu" if _on_gpu(recipe) else "cpu",
+        accelerator="gpu" if surroundings.on_gpu(recipe) else "cpu",
         devices=recipe.devices,
         num_nodes=recipe.nodes,
         strategy=strategy,
@@ -231,83 +229,6 @@ def _loggers(run: Run, recipe: Recipe) -> list[Any]:
         said = str(error).splitlines()[0]
         raise ValueError(f"this logger needs a package that is not installed: {said}") from None
     return found
-
-
-def environment(trainer: pl.Trainer) -> dict[str, Any]:
-    """What a run happens on."""
-    packages = {}
-    for package in PACKAGES:
-        try:
-            packages[package] = version(package)
-        except PackageNotFoundError:
-            packages[package] = "-"
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": gpus,
-        "cuda": torch.version.cuda,
-        "processes": trainer.world_size,
-        "packages": packages,
-    }
-
-
-def set_up(recipe: Recipe) -> None:
-    """Let torch compute as the recipe says."""
-    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    # What Lightning says of loaders and devices is decided here, not by its defaults.
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
-    warnings.filterwarnings("ignore", module="lightning_fabric")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = recipe.precision != "float32"
-    if recipe.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def half(recipe: Recipe) -> torch.dtype | None:
-    """The half type a recipe asks for, or None."""
-    chosen = recipe.precision
-    if chosen == "half":
-        chosen = "bf16" if not _on_gpu(recipe) or torch.cuda.is_bf16_supported() else "fp16"
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(chosen)
-
-
-def _on_gpu(recipe: Recipe) -> bool:
-    there = torch.cuda.is_available()
-    if recipe.accelerator == "gpu" and not there:
-        raise ValueError("--accelerator gpu: torch sees no GPU")
-    return there and recipe.accelerator != "cpu"
-
-
-def device_of(recipe: Recipe) -> torch.device:
-    """Where arrays live: with the model that learns from them."""
-    if not _on_gpu(recipe):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def global_rank(devices: int = 1) -> int:
-    """Which of several processes this is, as whoever started them says: torchrun, Lightning, or Slurm."""
-    told = os.environ
-    if "RANK" in told:
-        return int(told["RANK"])
-    if "LOCAL_RANK" in told or "NODE_RANK" in told:
-        return int(told.get("NODE_RANK", "0")) * devices + int(told.get("LOCAL_RANK", "0"))
-    # Slurm names a single task in an interactive shell too, where nobody else was started.
-    return int(told["SLURM_PROCID"]) if int(told.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in told else 0
-
-
-def _as_started(recipe: Recipe) -> Recipe:
-    """Take the number of processes from torchrun, where it started them."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return recipe
-    devices, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
-    told = recipe.devices * recipe.nodes
-    if told not in (1, world):
-        raise ValueError(f"torchrun started {world} processes, and --devices {recipe.devices} --nodes {recipe.nodes}")
-    return replace(recipe, devices=devices, nodes=world // devices)
 
 
 def _warn(said: str) -> None:

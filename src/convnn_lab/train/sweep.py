@@ -19,7 +19,7 @@ from rich.table import Table
 
 from convnn_lab.recipes import Recipe
 from convnn_lab.tables.flops import count
-from convnn_lab.train import figures, fit, store
+from convnn_lab.train import figures, fit, store, surroundings
 from convnn_lab.train.build import build, irrelevant
 from convnn_lab.train.measure import ACCURACY, Measure, measure
 from convnn_lab.train.module import NonFiniteError
@@ -78,7 +78,7 @@ def run_all(name: str, folder: Path, asked: Sequence[Point], *, max_seconds: flo
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             break
-        if fit.global_rank(point.recipe.devices) == 0:
+        if surroundings.global_rank(point.recipe.devices) == 0:
             sys.stdout.write(f"[{number + 1}/{len(asked)}] {point.name}\n")
             sys.stdout.flush()
         try:
@@ -90,7 +90,7 @@ def run_all(name: str, folder: Path, asked: Sequence[Point], *, max_seconds: flo
         if not run.finished and run.interrupted:
             raise KeyboardInterrupt
     results = _results(folder, asked, failed)
-    if fit.global_rank(asked[0].recipe.devices) == 0:
+    if surroundings.global_rank(asked[0].recipe.devices) == 0:
         _write(folder, results)
     return results
 
