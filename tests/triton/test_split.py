@@ -37,7 +37,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(count)
         select(search, count, *given, **told)
 
-    monkeypatch.setattr(sizes, "PART", 300)
+    # Two parts that are searched together and stream, and the rest, which is held as a whole.
+    monkeypatch.setattr(sizes, "PART", 266)
+    monkeypatch.setattr(split, "STEP", 128)
     monkeypatch.setattr(split, "select", watched)
     return seen
 
@@ -47,13 +49,13 @@ def test_parts_find_what_the_reference_finds(number: int, parts: list[int]) -> N
     options, dtype = OPTIONS[number], (torch.float32, torch.bfloat16)[number % 2]
     options = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in options.items()}
     assert_agrees(Case("", (9, KEYS, 12, 7), k=5, lead=(2,), dtype=dtype, options=options))
-    assert parts == [2]
+    assert parts == [3]
 
 
 def test_half_types_rank_by_cosine_in_parts(parts: list[int]) -> None:
     case = Case("", (9, KEYS, 12, 7), k=5, lead=(2, 1), dtype=torch.float16, options={"similarity": "cosine"})
     assert_agrees(case)
-    assert parts == [2]
+    assert parts == [3]
 
 
 def test_fewer_keys_than_neighbours_leave_slots_empty(parts: list[int]) -> None:
@@ -61,7 +63,7 @@ def test_fewer_keys_than_neighbours_leave_slots_empty(parts: list[int]) -> None:
     mask = torch.zeros(KEYS, device=DEVICE).bool()
     mask[[4, 500, 799]] = True
     found = nearest(query, key, k=5, mask=mask, backend="triton")
-    assert parts == [2]
+    assert parts == [3]
     assert found.index.sort(dim=-1).values.tolist() == [[-1, -1, 4, 500, 799]] * 3
     assert torch.equal(found.scores.isinf(), found.index < 0)
 
@@ -70,6 +72,18 @@ def test_a_nan_in_one_part_comes_first(parts: list[int]) -> None:
     query, key, value, kernel = Case("", (3, KEYS, 12, 7), lead=(2,)).leaves()
     key[1, 600] = torch.nan
     lost = convnn(query, key, value, kernel, k=5, backend="triton").isnan()
-    assert parts == [2]
+    assert parts == [3]
     assert lost[1].all()
     assert not lost[0].any()
+
+
+@pytest.mark.parametrize("mask", [None, window(790)], ids=["together", "one by one"])
+def test_ones_own_key_is_chosen_once_whichever_part_it_is_in(mask: Any, parts: list[int]) -> None:
+    query, key, *_ = Case("", (9, KEYS, 12, 7), lead=(2,)).leaves()
+    own = 95 * torch.arange(9, device=DEVICE)
+    key[:, own] = 3 * query  # nobody is nearer
+    found = nearest(query, key, k=5, self_index=own, mask=mask, backend="triton")
+    theirs = nearest(query.double(), key.double(), k=5, self_index=own, mask=mask, backend="reference")
+    assert parts == [3]
+    assert torch.equal(found.index, theirs.index)
+    assert (found.index == own[:, None]).sum() == 18
