@@ -17,7 +17,7 @@ from torch import nn
 from convnn_lab.recipes import RECIPES, Recipe, from_dict, named
 from convnn_lab.recipes.limits import seconds
 from convnn_lab.train.build import build, irrelevant
-from convnn_lab.train.module import schedule
+from convnn_lab.train.optimizer import in_one_pass, schedule
 
 CIFAR = ("vgg11-cifar10", "vgg11-cifar100", "vgg11-fashion-mnist", "vit-tiny-cifar10", "vit-tiny-cifar100")
 IMAGENET = ("resnet50-imagenet", "vit-base-imagenet")
@@ -67,6 +67,16 @@ def test_the_rate_rises_straight_and_falls_by_a_cosine() -> None:
     assert found[3000] == pytest.approx(5e-6)
     assert all(a < b for a, b in pairwise(found[:201]))
     assert all(a > b for a, b in pairwise(found[200:]))
+
+
+def test_updates_take_one_pass_where_gradients_are_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = named("vgg11-cifar10")
+    assert not in_one_pass(given)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert in_one_pass(given)
+    assert in_one_pass(replace(given, precision="bf16", optimizer="sgd"))
+    for other in ({"accelerator": "cpu"}, {"precision": "fp16"}, {"fsdp": True}, {"optimizer": "lamb"}):
+        assert not in_one_pass(replace(given, **other))
 
 
 def test_a_constant_rate_stays_after_its_rise() -> None:

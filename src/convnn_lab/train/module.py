@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from timm.data.random_erasing import RandomErasing
 from timm.loss.cross_entropy import SoftTargetCrossEntropy
-from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info
-from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed import all_gather_object, is_available, is_initialized
@@ -23,6 +21,7 @@ from convnn_lab.train import randomness
 from convnn_lab.train.again import compute_again
 from convnn_lab.train.graph import Graphed, Outcome
 from convnn_lab.train.measure import measure
+from convnn_lab.train.optimizer import optimizer, schedule
 from convnn_lab.train.source import Batch, Prepare, Share, Source
 from convnn_lab.train.tally import Tally, each
 from convnn_lab.train.text import Codes
@@ -97,19 +96,9 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer; its rate is set before every step."""
-        given = self.recipe
-        betas = get_optimizer_info(given.optimizer).has_betas
-        beside: dict[str, Any] = {"betas": (given.beta1, given.beta2)} if betas else {}
-        optimizer = create_optimizer_v2(
-            self.model,
-            opt=given.optimizer,
-            lr=given.lr,
-            weight_decay=given.weight_decay,
-            filter_bias_and_bn=not given.decay_all,
-            **beside,
-        )
-        self.schedule = schedule(given, optimizer, self.steps)
-        return optimizer
+        made = optimizer(self.recipe, self.model)
+        self.schedule = schedule(self.recipe, made, self.steps)
+        return made
 
     def on_fit_start(self) -> None:
         """Make what lives on the device."""
@@ -253,19 +242,3 @@ class Classifier(pl.LightningModule):
 def dialled(layer: str, head: int) -> str:
     """What the column of a learned share is called."""
     return f"share:{layer}:{head}"
-
-
-def schedule(recipe: Recipe, optimizer: torch.optim.Optimizer, steps: int) -> CosineLRScheduler | None:
-    """The rate, step by step: a straight rise, then a cosine from the full rate to the least; None for a constant."""
-    warm, total = round(recipe.warmup * steps), recipe.epochs * steps
-    if recipe.schedule == "constant" and not warm:
-        return None
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=max(1, total - warm),
-        lr_min=recipe.lr if recipe.schedule == "constant" else recipe.min_lr,
-        warmup_t=warm,
-        warmup_lr_init=recipe.warmup_lr,
-        warmup_prefix=True,
-        t_in_epochs=False,
-    )
