@@ -123,6 +123,17 @@ def test_bytes_become_numbers_channel_by_channel(tmp_path: Path) -> None:
         torch.testing.assert_close(x[:, channel].double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [32, 20])
+def test_channels_may_come_last(size: int, tmp_path: Path) -> None:
+    write_python(tmp_path, CIFAR10)
+    data = load("cifar10", tmp_path)
+    plain = Prepare(data.mean, data.std, size)(data.train.images)
+    last = Prepare(data.mean, data.std, size, torch.channels_last)(data.train.images)
+    assert (plain.is_contiguous(), last.is_contiguous()) == (True, False)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(last, plain)
+
+
 class Hostile:
     def __init__(self, path: Path) -> None:
         self.path = path

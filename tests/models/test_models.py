@@ -68,6 +68,20 @@ def test_names_and_shapes_are_torchvisions(name: str) -> None:
     assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
 
 
+@pytest.mark.parametrize("side", [32, 40, 64])
+def test_a_vgg_answers_and_learns_as_torchvisions(side: int) -> None:
+    theirs = torchvision.models.vgg11(num_classes=7).eval()
+    ours = models.create("vgg11", num_classes=7).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, side, 32)
+    found, expected = ours(x), theirs(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for output in (found, expected):
+        output.square().sum().backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
 def test_a_vit_has_timms_names_and_answers() -> None:
     theirs = timm.create_model("vit_tiny_patch16_224", num_classes=7).eval()
     ours = models.create("vit_tiny", num_classes=7).eval()

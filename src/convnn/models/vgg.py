@@ -27,6 +27,16 @@ CONFIGURATIONS: dict[str, Sequence[Sequence[int | tuple[int, str]]]] = {
 }
 
 
+class Pooled(nn.AdaptiveAvgPool2d):
+    """The 7x7 the classifier sees: means over a map, or its only cell 49 times, which needs no mean."""
+
+    def __init__(self) -> None:
+        super().__init__(7)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        return x.expand(*x.shape[:-2], 7, 7) if x.shape[-2:] == (1, 1) else super().forward(x)
+
+
 class VGG(nn.Module):
     """A VGG whose 3x3 convolutions may be any layer; names and shapes are torchvision's.
 
@@ -75,7 +85,7 @@ class VGG(nn.Module):
                     channels = outputs
                 layers.append(nn.MaxPool2d(2, 2))
             self.features = nn.Sequential(*layers)
-            self.avgpool = nn.AdaptiveAvgPool2d(7)
+            self.avgpool = Pooled()
             hidden = [nn.Linear(49 * channels, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout)]
             hidden += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout)]
             self.classifier = nn.Sequential(*hidden, head(4096, num_classes))

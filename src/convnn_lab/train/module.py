@@ -17,7 +17,7 @@ from torch.distributed import all_gather_object, is_available, is_initialized
 from convnn import morph
 from convnn_lab.data.augment import erasing, mixing
 from convnn_lab.recipes import Recipe
-from convnn_lab.train import randomness
+from convnn_lab.train import randomness, surroundings
 from convnn_lab.train.again import compute_again
 from convnn_lab.train.graph import Graphed, Outcome
 from convnn_lab.train.measure import measure
@@ -48,7 +48,8 @@ class Classifier(pl.LightningModule):
         self.per_device, self.turns = recipe.shares(world)
         if (recipe.mixup or recipe.cutmix) and self.per_device % 2:
             raise ValueError(f"mixing needs an even number of images at once, got {self.per_device}")
-        self.prepare = Prepare(source.mean, source.std, source.size) if source.mean else Codes()
+        layout = surroundings.layout(recipe)
+        self.prepare = Prepare(source.mean, source.std, source.size, layout) if source.mean else Codes()
         self.measure = measure(recipe)
         self.average = None
         if recipe.ema is not None:

@@ -187,18 +187,29 @@ class FolderSource:
 
 
 class Prepare(nn.Module):
-    """From bytes to numbers of mean 0 and deviation 1, of the size the model wants."""
+    """From bytes to numbers of mean 0 and deviation 1, of the size the model wants.
+
+    Args:
+        layout: how a map lies in memory.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], size: int) -> None:
+    def __init__(
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        size: int,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> None:
         super().__init__()
-        self.size = size
+        self.size, self.layout = size, layout
         for name, numbers in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(numbers).reshape(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:  # noqa: D102
+        images = images.contiguous(memory_format=self.layout)
         images = (images.float() / 255 - self.mean) / self.std
         if images.shape[-1] == self.size and images.shape[-2] == self.size:
             return images

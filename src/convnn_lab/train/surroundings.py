@@ -59,6 +59,12 @@ def half(recipe: Recipe) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(chosen)
 
 
+def layout(recipe: Recipe) -> torch.memory_format:
+    """How maps lie in memory: channels last where matrix units multiply, which take them so and no other way."""
+    last = on_gpu(recipe) and recipe.precision != "float32"
+    return torch.channels_last if last else torch.contiguous_format
+
+
 def on_gpu(recipe: Recipe) -> bool:
     """Whether a recipe trains on a GPU; asked for by name where there is none, it is refused."""
     there = torch.cuda.is_available()
