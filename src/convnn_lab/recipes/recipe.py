@@ -138,7 +138,7 @@ class Recipe:
     seed: int = 42
     deterministic: bool = False
     """the same numbers on every run on a GPU too, where that costs speed"""
-    graph: Graph = "off"
+    graph: Graph = "auto"
     """record a step on a GPU once and launch it as a whole: on, off, or auto for wherever that is possible"""
     compile: bool = False
     checkpoint_activations: bool = False
