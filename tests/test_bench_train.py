@@ -51,3 +51,15 @@ def test_networks_are_those_of_the_recipes() -> None:
     model = epochs.VARIANTS["vit_tiny"]["convnn, all"]
     parameters = sum(parameter.numel() for parameter in model.make(model.recipe, "cpu").parameters())
     assert 5e6 < parameters < 6e6
+
+
+def test_the_plain_network_computes_what_ours_does() -> None:
+    variants = epochs.VARIANTS["vit_tiny"]
+    ours, plain = (
+        variants[name].make(variants[name].recipe, "cpu").eval() for name in ("convnn, all", "convnn, all, plain")
+    )
+    names = {name.replace("attn.", "attn.layer."): value for name, value in ours.state_dict().items()}
+    plain.load_state_dict(names)
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(images), ours(images), rtol=1e-3, atol=1e-3)

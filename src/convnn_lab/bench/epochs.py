@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,7 +13,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch import nn
 
-from convnn_lab.bench import networks
+from convnn_lab.bench import layer, networks, plain
 from convnn_lab.bench.measure import release
 from convnn_lab.data.arrays import Arrays, Data
 from convnn_lab.recipes import RECIPES, Recipe
@@ -39,9 +40,16 @@ def _vgg(**options: Any) -> Variant:
     return Variant(RECIPES["vgg11-cifar10"], lambda _, device: networks.create(case, device, **options))
 
 
-def _vit(**options: Any) -> Variant:
+def _vit(*, as_plain: bool = False, **options: Any) -> Variant:
     recipe = replace(RECIPES["vit-tiny-cifar10"], **options)
-    return Variant(recipe, lambda given, device: build(given, 3, 224, 10).to(device))
+    change = _in_plain_torch if as_plain else nn.Module.to
+    return Variant(recipe, lambda given, device: change(build(given, 3, 224, 10), device))
+
+
+def _in_plain_torch(model: Any, device: str) -> nn.Module:
+    for block in model.blocks:
+        block.attn = layer.Around(block.attn, partial(plain.convnn, k=block.attn.k))
+    return model.to(device)
 
 
 VARIANTS: dict[str, dict[str, Variant]] = {
@@ -50,6 +58,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "attention": _vit(layer="attention", candidates=None, k=None),
         "convnn, random:32": _vit(layer="convnn"),
         "convnn, all": _vit(layer="convnn", candidates=None),
+        "convnn, all, plain": _vit(layer="convnn", candidates=None, as_plain=True),
     },
 }
 
