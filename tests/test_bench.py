@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from convnn import ConvNNAttention, functional
-from convnn.functional import convnn
+from convnn.functional import convnn, nearest
 from convnn.neighbors import Neighbors
 from convnn_lab import cli
 from convnn_lab.bench import check as checking
@@ -112,6 +112,20 @@ def test_the_check_finds_a_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(checking, "convnn", lambda *given, **options: convnn(*given, **options) * 1.05)
     with pytest.raises(ValueError, match="the output is off by"):
         check(CASE, op.problem(CASE, "cpu", BRAIN)[0], CASE.k)
+
+
+def test_the_check_passes_another_of_two_that_are_as_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, kernel = op.problem(CASE, "cpu", SINGLE)[0]
+    key[..., :4, :] = key[..., 4:8, :]
+
+    def from_behind(query: Tensor, key: Tensor, value: Tensor, *rest: Tensor, **options: Any) -> Tensor:
+        return convnn(query, key.flip(-2), value.flip(-2), *rest, **options)
+
+    given = [query[:1, :2], key[:1, :2], value[:1, :2]]
+    first, last = (nearest(given[0], keys, k=CASE.k).index for keys in (given[1], given[1].flip(-2)))
+    assert (first.sort(-1).values != (key.shape[-2] - 1 - last).sort(-1).values).any()
+    monkeypatch.setattr(checking, "convnn", from_behind)
+    check(CASE, [query, key, value, kernel], CASE.k)
 
 
 def without_the_nearest(query: Tensor, key: Tensor, *, k: int, **options: Any) -> Neighbors:

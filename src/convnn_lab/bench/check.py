@@ -37,8 +37,8 @@ def check(
     """Hold the operator against float64 on a few heads; raise where it differs.
 
     The neighbours must have the K largest scores of their row, up to what the search promises. Output and gradients are
-    compared with a computation from those same neighbours. Rows in which two of them are too close to say which comes
-    first are not compared beyond that: their gradients are pulled with 0.
+    compared with a computation from those same neighbours. Rows in which two of them, or the last and the next, are too
+    close to say which comes first are not compared beyond that: their gradients are pulled with 0.
 
     Args:
         rules: who may be chosen.
@@ -136,16 +136,24 @@ def _chosen(
         if rules:
             allowed = reduce(and_, [rule(i[:, None], columns[None]) for rule in rules])
             scores = scores.masked_fill(~allowed, -torch.inf)
-        best = (scores if candidates is None else scores[..., candidates]).topk(index.shape[-1]).values
         chosen = scores.gather(-1, slots).sort(-1, descending=True).values
+        scores = scores if candidates is None else scores[..., candidates]
+        best, after = _first(scores, index.shape[-1])
         slack = CHOSEN[given[0].dtype] * best.abs() + 2**-20 * (rows.norm(dim=-1) * size)[..., None]
         if not (best - chosen <= slack).all():
             raise ValueError(f"{case}: a row's neighbours are not its nearest keys; nothing is timed")
-        parts.append((chosen[..., :-1] - chosen[..., 1:] > slack[..., :-1]).all(-1))
+        # The last of them must be told from the first that is none, too.
+        parts.append((chosen - torch.cat([chosen[..., 1:], after], -1) > slack).all(-1))
     told = torch.cat(parts, -1)
     if not told.any():
         raise ValueError(f"{case}: no row has neighbours far enough apart to compare; nothing is timed")
     return told
+
+
+def _first(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of a row, and the one after them, or less than any where there is none."""
+    best = scores.topk(min(k + 1, scores.shape[-1])).values
+    return best[..., :k], best[..., k:] if best.shape[-1] > k else torch.full_like(best[..., :1], -torch.inf)
 
 
 def _step(function: Function, given: Sequence[Tensor], pull: Tensor, told: Tensor) -> list[Tensor]:
