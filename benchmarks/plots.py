@@ -23,6 +23,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 MEMORY, MATRIX = 4.8e12, 989e12
 PROCESSORS, LANES, PER_SCORE, PER_CYCLE = 132, 64, 7, 4096
@@ -36,6 +38,15 @@ PANELS = {
     "c": "channels of a head C (N = 1024, K = 9)",
     "r": "candidates r (N = 4096, K = 9, C = 64)",
 }
+# What the roofline shows, and where the ends of each series are named: points to the right of them and up.
+SERIES: list[tuple[str, str, str, str, str, list[tuple[int, int]]]] = [
+    ("n", "sdpa", GREY, "s", "attention (SDPA), by N", []),
+    ("n", "convnn", BLUE, "o", "convnn, by N", [(-38, 2), (5, -10)]),
+    ("r", "convnn", GREEN, "^", "convnn, by candidates r", [(5, -10), (1, 8)]),
+    ("c", "convnn", PURPLE, "D", "convnn, by channels C", [(5, -10), (-38, 3)]),
+    ("maps", "convnn", ORANGE, "v", "convnn on maps, kernels that mix C channels", [(5, -10), (-14, 6)]),
+    ("maps", "conv2d", ORANGE, "1", "convolution 3x3 on maps of C channels", [(6, -3), (6, -3)]),
+]
 SETTINGS: Any = {
     "svg.hashsalt": "convnn",
     "font.size": 9,
@@ -99,7 +110,7 @@ def scaling(rows: Sequence[Row]) -> Figure:
             sizes = [getattr(row, sweep) for row in found]
             look: Any = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.4}
             if found:
-                axes.plot(sizes, [row.forward for row in found], **look, label=contender)
+                axes.plot(sizes, [row.forward for row in found], **look)
                 axes.plot(sizes, [row.both for row in found], **look, linestyle="--", markerfacecolor="white")
         _log(axes, label, "µs")
         ticks = sorted({getattr(row, sweep) for row in rows if row.sweep == sweep})
@@ -110,9 +121,22 @@ def scaling(rows: Sequence[Row]) -> Figure:
         shown = [tick for place, tick in enumerate(ticks) if place == 0 or tick > 1.3 * ticks[place - 1]]
         axes.set_xticks(shown, [str(tick) for tick in shown], rotation=30 if len(shown) > 7 else 0)
         axes.minorticks_off()
-        axes.legend(frameon=False, fontsize=8)
-    figure.suptitle("12 · 16,384 queries in bfloat16: forward (full), forward + backward (dashed)", fontsize=10)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
+    figure.suptitle("12 · 16,384 queries in bfloat16", fontsize=10)
+    _keys(figure)
     return figure
+
+
+def _keys(figure: Figure) -> None:
+    """One legend for all panels, below them, where no curve runs through it."""
+    looks: list[dict[str, Any]] = [{"color": colour, "marker": marker} for colour, marker in STYLES.values()]
+    looks += [{"color": "black", "marker": "o"}]
+    looks += [{"color": "black", "marker": "o", "markerfacecolor": "white", "linestyle": "--"}]
+    names = [*STYLES, "forward", "forward + backward"]
+    keys = [Line2D([], [], label=name, markersize=4, **look) for name, look in zip(names, looks, strict=True)]
+    place: Any = {"loc": "outside lower center", "ncols": len(keys), "handlelength": 4}
+    figure.legend(handles=keys, **place, frameon=False, fontsize=8)
 
 
 def roofline(rows: Sequence[Row]) -> Figure:
@@ -120,31 +144,25 @@ def roofline(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(9, 6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     _roofs(axes)
-    series = [
-        ("n", "sdpa", GREY, "s", "attention (SDPA), by N"),
-        ("n", "convnn", BLUE, "o", "convnn, by N"),
-        ("r", "convnn", GREEN, "^", "convnn, by candidates r"),
-        ("c", "convnn", PURPLE, "D", "convnn, by channels C"),
-        ("maps", "convnn", ORANGE, "v", "convnn on maps, kernels that mix C channels"),
-        ("maps", "conv2d", ORANGE, "1", "convolution 3x3 on maps"),
-    ]
-    for sweep, contender, colour, marker, label in series:
+    for sweep, contender, colour, marker, label, places in SERIES:
         found = of(rows, sweep, contender)
         if not found:
             continue
         points = [row.intensity for row in found], [row.attained / 1e12 for row in found]
+        look: Any = {"markersize": 8, "markeredgewidth": 1.5} if contender == "conv2d" else {"markersize": 5}
         joined = "" if contender == "conv2d" else "-"
-        axes.plot(*points, color=colour, marker=marker, markersize=5, linewidth=1, linestyle=joined, label=label)
+        axes.plot(*points, color=colour, marker=marker, linewidth=1, linestyle=joined, label=label, **look)
         name = "c" if sweep == "maps" else sweep
-        for row in dict.fromkeys((found[0], found[-1])) if contender == "convnn" else ():
+        for row, place in dict(zip((found[0], found[-1]), places, strict=False)).items():
             text = f"{name.upper() if name != 'r' else name} = {getattr(row, name)}"
-            place: Any = {"xytext": (5, -10), "textcoords": "offset points", "fontsize": 7, "color": colour}
-            axes.annotate(text, (row.intensity, row.attained / 1e12), **place)
-    look: Any = {"color": PURPLE, "linewidth": 2, "alpha": 0.5}
-    for row in of(rows, "c", "convnn"):
+            _name(axes, text, row.intensity, row.attained / 1e12, xytext=place, color=colour)
+    for number, row in enumerate(of(rows, "c", "convnn")):
         roof, width = min(SCORES * 2 * row.c, MATRIX) / 1e12, 1.15
-        (mark,) = axes.plot([row.intensity / width, row.intensity * width], [roof, roof], **look)
-        mark.set_label("the roof of each C: choosing, or matrix units" if row == of(rows, "c", "convnn")[0] else "")
+        ends = row.intensity / width, row.intensity * width
+        (mark,) = axes.plot(ends, [roof, roof], color=PURPLE, linewidth=2, alpha=0.5)
+        mark.set_label("" if number else "the roof of each C: choosing, or matrix units")
+        # Above or below the lines that two of the roofs are part of.
+        _name(axes, f"C = {row.c}", ends[1], roof, xytext=(3, {64: -9, 256: 3}.get(row.c, -3)), color=PURPLE)
     _log(axes, "operations for each byte of inputs, output and index, once", "TFLOP/s")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     return figure
@@ -160,6 +178,10 @@ def _roofs(axes: Any) -> None:
     text = f"choosing, {SCORES / 1e12:.1f}e12 scores/s, C = 64"
     axes.text(ends[1], roof / 1e12 * 1.05, text, ha="right", va="bottom", color=BLUE, **small)
     axes.set_xlim(ends)
+
+
+def _name(axes: Any, text: str, x: float, y: float, **look: Any) -> None:
+    axes.annotate(text, (x, y), textcoords="offset points", fontsize=7, **look)
 
 
 def _log(axes: Any, x: str, y: str) -> None:
