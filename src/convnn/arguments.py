@@ -72,7 +72,6 @@ def search(
     checks.same_dtype(query=query, key=key)
     checks.one_of("order", order, ("score", "key"))
     n_queries, n_keys = query.shape[-2], key.shape[-2]
-    rows = torch.arange(n_queries, device=query.device)[:, None]
     chosen = resolve("similarity", similarity, SIMILARITIES)
     among = _candidates(candidates, query, key)
     own = _own(self_index, query, n_queries, n_keys)
@@ -86,7 +85,7 @@ def search(
     laid = tuple(_mask(each, query, n_queries, n_keys) for each in given_masks)
     score = 1.0 if self_score == "one" else None
     relaxed = _relaxed(selection, everybody=isinstance(k, str))
-    built = Search(query, key, rows, laid, chosen, count, order, isinstance(k, str), among, own, score, relaxed)
+    built = Search(query, key, laid, chosen, count, order, isinstance(k, str), among, own, score, relaxed)
     checks.leading(**_tensors(built))
     return built
 

@@ -23,7 +23,7 @@ class Search:
     """Everything that decides who a query's neighbours are; it may be a block of rows of a larger search.
 
     Args:
-        rows: the number of each query in the whole, for mask rules.
+        block: the number of each query in the whole, for mask rules, where this is a block of it.
         everything: all M keys, or all candidates, were asked for, by ``k="all"``.
         candidates: the numbers of the keys to search among, or None for all; a negative one is no key.
         own: the number of each query's own key, always its first neighbour, or None; a negative one is no key.
@@ -31,13 +31,12 @@ class Search:
         selection: how often each searched key counts, or None where the K nearest count once.
 
     Shape:
-        query ``(..., N, E)``, key ``(..., M, E)``, rows ``(N, 1)``, mask tensors broadcast to ``(..., N, M)``,
+        query ``(..., N, E)``, key ``(..., M, E)``, block ``(N, 1)``, mask tensors broadcast to ``(..., N, M)``,
         candidates ``(..., 1, r)``, own ``(..., N, 1)``.
     """
 
     query: Tensor
     key: Tensor
-    rows: Tensor
     mask: tuple[Mask, ...]
     similarity: Similarity
     k: int
@@ -47,6 +46,14 @@ class Search:
     own: Tensor | None = None
     own_score: float | None = None
     selection: Selection | None = None
+    block: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor:
+        """The number of each query in the whole, ``(N, 1)``; made only where it is asked for."""
+        if self.block is not None:
+            return self.block
+        return torch.arange(self.query.shape[-2], device=self.query.device)[:, None]
 
     @property
     def width(self) -> int:
@@ -75,7 +82,7 @@ class Search:
     def numbers(self, first: int, last: int) -> Tensor:
         """Number the searched keys from ``first`` up to ``last`` as the whole does, ``(..., 1, last - first)``."""
         if self.candidates is None:
-            return torch.arange(first, last, device=self.rows.device)[None, :]
+            return torch.arange(first, last, device=self.query.device)[None, :]
         return self.candidates[..., first:last]
 
     def numbered(self, place: Tensor) -> Tensor:

@@ -40,4 +40,4 @@ def rebuild(search: Search, by_row: Pieces, shared: Pieces) -> Search:
             mask.append(next(shared_left if whole.shape[-2] == 1 else rows_left))
         else:
             mask.append(whole)
-    return replace(search, query=query, key=key, rows=rows, mask=tuple(mask), own=own, candidates=candidates)
+    return replace(search, query=query, key=key, block=rows, mask=tuple(mask), own=own, candidates=candidates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 
 import torch
 from torch import Tensor
@@ -54,19 +55,12 @@ class Windows:
 
     def starts(self, device: torch.device) -> list[Tensor]:
         """The first cell of every window, along each axis."""
-        places = self._steps([0] * len(self.size), device)
+        axes = zip(self.outputs, self.stride, strict=True)
+        places = [torch.arange(n, device=device) * s for n, s in axes]
         if not self.shifted:
             return places
-        axes = zip(places, self.reach, self.size, strict=True)
-        return [(place - reach // 2).clamp(0, n - 1 - reach) for place, reach, n in axes]
-
-    def _steps(self, first: list[int], device: torch.device) -> list[Tensor]:
-        """Along each axis, as many places as there are outputs, a stride apart, from ``first`` on."""
-        axes = zip(first, self.outputs, self.stride, strict=True)
-        return [
-            torch.arange(at, at + n, device=device) if s == 1 else torch.arange(n, device=device) * s + at
-            for at, n, s in axes
-        ]
+        moved = zip(places, self.reach, self.size, strict=True)
+        return [(place - reach // 2).clamp(0, n - 1 - reach) for place, reach, n in moved]
 
     def centres(self, device: torch.device) -> Tensor:
         """The middle of every window, ``(N, D)``; halves where a window has an even side."""
@@ -80,11 +74,10 @@ class Windows:
 
     def queries(self, device: torch.device) -> Tensor:
         """The number of the cell that asks for each output, ``(N,)``: the middle of its window, or the one before."""
-        places = self._steps([0 if self.shifted else reach // 2 for reach in self.reach], device)
-        number = places[0]
-        for place, side in zip(places[1:], self.padded[1:], strict=True):
-            number = (number[:, None] * side + place).flatten()
-        return number
+        cells = torch.arange(prod(self.padded), device=device).view(self.padded)
+        first = [0 if self.shifted else reach // 2 for reach in self.reach]
+        axes = zip(first, self.outputs, self.stride, strict=True)
+        return cells[tuple(slice(at, at + (n - 1) * s + 1, s) for at, n, s in axes)].flatten()
 
     def dilated(self) -> Rule:
         """Forbid the cells between those a dilated window touches: all must be whole steps from its first one."""

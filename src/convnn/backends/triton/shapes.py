@@ -119,7 +119,7 @@ def blocks(search: Search, others: tuple[Mask, ...], lead: Sequence[int]) -> Ite
         last = n if whole else min(first + step, n)
         rows = slice(first, last)
         cut = tuple(m[..., rows, :] if isinstance(m, Tensor) and m.shape[-2] != 1 else m for m in others)
-        allowed, shifts = replace(search, rows=search.rows[rows], mask=cut).entries()
+        allowed, shifts = replace(search, block=search.rows[rows], mask=cut).entries()
         shift = sum((each.detach().float() for each in shifts[1:]), shifts[0].detach().float()) if shifts else None
         yield first, last, _laid_out(allowed, last - first, width, lead), _laid_out(shift, last - first, width, lead)
 
