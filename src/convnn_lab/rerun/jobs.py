@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from convnn_lab.rerun.plan import Job, plain
+from convnn_lab.rerun.sharing import sharing
 from convnn_lab.train import checkpoints, fit, store
 from convnn_lab.train.run import Run
 from convnn_lab.train.source import load
@@ -112,7 +113,7 @@ class Beside:
     file: TextIO
 
     @classmethod
-    def start(cls, job: Job, threads: int, seconds: float | None) -> Beside:
+    def start(cls, job: Job, around: Mapping[str, str], seconds: float | None) -> Beside:
         """Start or resume it, in a session of its own: this process stops it, or the clock if this one is gone."""
         words = job.words
         if Run(job.folder).exists:
@@ -123,8 +124,7 @@ class Beside:
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("a")
         call = [sys.executable, "-m", "convnn_lab.cli", *words]
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-        process = subprocess.Popen(call, stdout=file, stderr=file, start_new_session=True, env=environment)
+        process = subprocess.Popen(call, stdout=file, stderr=file, start_new_session=True, env=around)
         return cls(job, process, file)
 
     def ended(self, outcome: Outcome, keep: Keep) -> bool:
@@ -146,7 +146,8 @@ class Beside:
 def _side_by_side(waiting: Sequence[Job], at_once: int, deadline: float | None, outcome: Outcome, keep: Keep) -> None:
     threads = max(1, (os.cpu_count() or 1) // at_once)
     left, running = list(waiting), list[Beside]()
-    with _leaving():
+    with _leaving(), sharing() as variables:
+        around = {"OMP_NUM_THREADS": str(threads), **os.environ, **variables}
         try:
             while left or running:
                 remaining = None if deadline is None else deadline - time.monotonic()
@@ -155,7 +156,7 @@ def _side_by_side(waiting: Sequence[Job], at_once: int, deadline: float | None, 
                 while left and len(running) < at_once:
                     job = left.pop(0)
                     _say(f"[{len(waiting) - len(left)}/{len(waiting)}] {job.command}")
-                    running.append(Beside.start(job, threads, remaining))
+                    running.append(Beside.start(job, around, remaining))
                 time.sleep(LOOK_EVERY)
                 running = [each for each in running if not each.ended(outcome, keep)]
         finally:
