@@ -3,7 +3,7 @@
 python benchmarks/train.py [--models vgg11 vit_tiny] [--precisions tf32 float32 bf16] [--steps 20] [--csv FILE]
 
 The first steps of every run are not counted; the time of the others is scaled to an epoch, without its test. Ratios are
-to the first network of a group.
+to the first network of a group. Lines are added to the file as they are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def main() -> None:
     about = report.surroundings()
     print(report.headline(about))
     print(f"{'seconds per epoch':42}{'graph':>9}{'ratio':>7}{'eager':>9}{'ratio':>7}", flush=True)
-    rows: list[dict[str, Any]] = []
     for model in given.models:
         for precision in given.precisions:
             first: list[float] = []
@@ -43,13 +42,19 @@ def main() -> None:
                 first = first or took
                 cells = "".join(f"{now:9.2f}{now / base:7.2f}" for now, base in zip(took, first, strict=True))
                 print(f"{f'{model}, {precision}, {name}':42}{cells}", flush=True)
-                rows.append({"model": model, "precision": precision, "network": name})
-                rows[-1] |= {"graph": took[0], "eager": took[1], **about}
-    if given.csv is not None:
-        with given.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+                row = {"model": model, "precision": precision, "network": name, "graph": took[0], "eager": took[1]}
+                if given.csv is not None:
+                    add(row | about, given.csv)
+
+
+def add(row: dict[str, Any], to: Path) -> None:
+    """Add a line to a file, which names its columns first."""
+    new = not to.exists()
+    with to.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        if new:
             writer.writeheader()
-            writer.writerows(rows)
+        writer.writerow(row)
 
 
 if __name__ == "__main__":
