@@ -144,6 +144,37 @@ def test_the_slots_of_a_key_are_listed_in_order(keys: int) -> None:
     assert torch.equal(again, ordered)
 
 
+@pytest.mark.parametrize("keys", [31, 90, 256, 300])
+def test_slots_that_name_no_key_twice_in_a_row_are_listed_alike(keys: int) -> None:
+    from convnn.backends.triton import mix_grads  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(0)
+    index = torch.rand(1, 2, 60, keys, generator=generator).topk(7).indices
+    index = index.masked_fill(torch.rand(index.shape, generator=generator) < 0.1, -1).to(DEVICE)
+    (until, ordered), (upto, alike) = (mix_grads.edges_of(index, keys, distinct=known) for known in (False, True))
+    assert torch.equal(until, upto)
+    for entry in range(2):
+        filled = int(until[entry, -1])
+        assert filled == (index[0, entry] >= 0).sum()
+        assert torch.equal(ordered[entry, :filled], alike[entry, :filled])
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+def test_ones_own_key_comes_first_and_the_last_gives_way(dtype: torch.dtype) -> None:
+    from convnn.backends.triton import ops  # noqa: PLC0415
+
+    index = torch.arange(10, 10 + 2 * 3 * 5 * 4).view(2, 3, 5, 4).to(DEVICE, dtype)
+    own = torch.tensor([3, -1, 0, 7, -5], dtype=torch.int32).expand(2, 3, 5).contiguous().to(DEVICE)
+    found = ops.own_first(own, index)
+    assert found.dtype == dtype
+    for row in range(5):
+        others = index[:, :, row]
+        first = torch.full_like(others[..., :1], int(own[0, 0, row]))
+        expected = others if own[0, 0, row] < 0 else torch.cat([first, others[..., :-1]], -1)
+        assert torch.equal(found[:, :, row], expected)
+    torch.library.opcheck(ops.own_first.overload, (own, index))
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_key_named_more_often_than_there_are_rows_sums_all_of_them(groups: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -164,9 +195,9 @@ def test_gradients_nobody_asks_for_are_not_computed() -> None:
 
     (value, kernel), index = Problem("", weighted=False, lead=(1, 2)).tensors()
     pull = torch.ones(1, 2, 37, 12, device=DEVICE)
-    into = mix.mix_backward(value, index, None, kernel, pull, False, False, True)
+    into = mix.mix_backward(value, index, None, kernel, pull, False, False, False, True)
     assert [part.numel() > 0 for part in into] == [False, False, True]
-    whole = mix.mix_backward(value, index, None, kernel, pull, True, False, True)
+    whole = mix.mix_backward(value, index, None, kernel, pull, False, True, False, True)
     assert torch.equal(whole[2], into[2])
 
 
@@ -234,7 +265,8 @@ def test_torch_accepts_the_operators() -> None:
             leaf.requires_grad_()
         marks = torch.zeros(1, 2, 37, device=DEVICE), torch.zeros(1, 2, 41, device=DEVICE)
         for lost in (marks, (None, None)):
-            torch.library.opcheck(mix.mix.overload, (value, index, weights[0] if weights else None, kernel, *lost))
+            given = (value, index, weights[0] if weights else None, kernel, *lost, False)
+            torch.library.opcheck(mix.mix.overload, given)
     torch.library.opcheck(mix.directions.overload, (torch.randn(2, 9, 7, device=DEVICE),))
 
 

@@ -41,14 +41,16 @@ def select(search: Search) -> Neighbors:
 def aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool = False) -> Tensor:
     """Combine neighbours whose weights are known."""
     checks.stop_beyond("neighbors.index", index, value.shape[-2])
-    return _aggregate(value, index, weights, kernel, atomic=atomic)
+    return _aggregate(value, index, weights, kernel, atomic=atomic, distinct=False)
 
 
-def _aggregate(value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool) -> Tensor:
+def _aggregate(
+    value: Tensor, index: Tensor, weights: Tensor, kernel: Tensor | None, *, atomic: bool, distinct: bool
+) -> Tensor:
     value = _widened(value, kernel)
     if kernel is not None and not _by_channel(value, kernel):
-        return mixed.combine(value, index, weights, kernel)
-    return given.combine(value, index, weights, _taps(kernel), atomic=atomic)
+        return mixed.combine(value, index, weights, kernel, distinct=distinct)
+    return given.combine(value, index, weights, _taps(kernel), atomic=atomic, distinct=distinct)
 
 
 def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *, atomic: bool = False) -> Tensor:
@@ -61,7 +63,8 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
             if kernel is not None and not _by_channel(value, kernel) and known.dropout_p == 0.0:
                 return _counted(search, value, kernel)
             index = in_order(search, choose(search, ranks(search, _form(search)))[0].long())
-            return _aggregate(value, index, weigh(_unscored(search, index), index >= 0), kernel, atomic=atomic)
+            weights = weigh(_unscored(search, index), index >= 0)
+            return _aggregate(value, index, weights, kernel, atomic=atomic, distinct=_distinct(search))
         return _weighed(search, value, kernel, weigh, atomic=atomic)
     form = _form(search)
     if few.takes(search, form, value, known):
@@ -75,7 +78,7 @@ def _weighed(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh,
     weights = weigh(found.scores, found.filled)
     if kernel is not None and not _by_channel(value, kernel) and spread.takes(search):
         return spread.combine(search, value, found.index, weights, kernel)
-    return _aggregate(value, found.index, weights, kernel, atomic=atomic)
+    return _aggregate(value, found.index, weights, kernel, atomic=atomic, distinct=_distinct(search))
 
 
 def _as_found(search: Search) -> Neighbors:
@@ -104,7 +107,12 @@ def _counted(search: Search, value: Tensor, kernel: Tensor) -> Tensor:
     index = in_order(search, choose(search, by)[0])
     if spread.takes(search):
         return spread.combine(search, value, index, None, kernel, *lost)
-    return mixed.combine(value, index, None, kernel, *lost)
+    return mixed.combine(value, index, None, kernel, *lost, distinct=_distinct(search))
+
+
+def _distinct(search: Search) -> bool:
+    """Whether no row can choose a key twice; of candidates one may be named so."""
+    return search.candidates is None
 
 
 def _form(search: Search) -> Form:
@@ -140,7 +148,7 @@ def _combine(
         *(_taps(kernel), slots, None if shifts is None else shapes.folded(shifts, lead).contiguous()),
         *(None, _beta(known, value), _seed(known, value), fixed),
         *(None if scores is None else shapes.folded(scores, lead).contiguous(), KINDS[form.kind], known.mode, ranked),
-        *(form.scale, search.own_score or 0.0, known.dropout_p, atomic, search.candidates is None),
+        *(form.scale, search.own_score or 0.0, known.dropout_p, atomic, _distinct(search)),
     )
     return shapes.unfolded(output, lead)
 

@@ -39,7 +39,7 @@ def _searched(search: Search, by: Ranks) -> tuple[Tensor, Tensor | None]:
     query, key = shapes.folded(by.query, lead), shapes.folded(by.key, lead)
     per_key = None if bias is None else shapes.folded(bias.float()[..., None, :], lead)[..., 0, :]
     among = None if search.candidates is None else shapes.folded(search.candidates, lead)[..., 0, :]
-    own = None if search.own is None else shapes.folded(search.own.int(), lead)[..., 0]
+    own = None if search.own is None else shapes.folded(search.own.int(), lead)[..., 0].contiguous()
     parts = []
     shifted = False
     for first, last, allowed, shift in shapes.blocks(search, masks.others, lead):
@@ -57,8 +57,8 @@ def _searched(search: Search, by: Ranks) -> tuple[Tensor, Tensor | None]:
     index, scores = (shapes.unfolded(part, lead) for part in joined)
     if search.candidates is not None and search.width > WHOLE:
         index = torch.where(index < 0, -1, search.numbered(index.clamp(min=0).long()))
-    if search.own is not None and search.own_is_allowed and index.shape[-1] == search.k:
-        return _own_first(search.own.to(index.dtype), index), None
+    if own is not None and search.own_is_allowed and index.shape[-1] == search.k:
+        return shapes.unfolded(ops.own_first(own, shapes.folded(index, lead).contiguous()), lead), None
     if search.own is not None:
         return search.with_own(scores, index.long()), None
     return index, scores if by.scored and not shifted else None
@@ -79,9 +79,3 @@ def _by_number(index: Tensor) -> Tensor:
     last = torch.iinfo(index.dtype).max
     index = index.masked_fill(index < 0, last).sort(dim=-1).values
     return index.masked_fill(index == last, -1)
-
-
-def _own_first(own: Tensor, index: Tensor) -> Tensor:
-    """Put one's own key, where there is one, before the others, of which the last gives way."""
-    own = own.expand(*index.shape[:-1], 1)
-    return torch.where(own < 0, index, torch.cat([own, index[..., :-1]], -1))

@@ -15,12 +15,21 @@ from convnn.backends.triton.register import operator
 
 @operator("mix")
 def mix(
-    value: Tensor, index: Tensor, weights: Tensor | None, kernel: Tensor, by_row: Tensor | None, by_key: Tensor | None
+    value: Tensor,
+    index: Tensor,
+    weights: Tensor | None,
+    kernel: Tensor,
+    by_row: Tensor | None,
+    by_key: Tensor | None,
+    distinct: bool,
 ) -> Tensor:
     r""":math:`y_{i,o} = \sum_k (a_i + b_{I_{i,k}} + p_{i,k} \sum_c V[I_{i,k}, c] \, W_{o,c,k})`, with p = 1 for None.
 
     Sums are kept in float32; what float32 is rounded to before it is multiplied is what torch is told about matrix
     products, ``torch.backends.cuda.matmul.fp32_precision``, and not what it is told about convolutions.
+
+    Args:
+        distinct: whether no row names a key twice.
 
     Shape:
         value ``(B, H, M, C)``, index ``(B, H, N, K)`` with -1 in an empty slot, weights the same, kernel
@@ -52,6 +61,7 @@ def mix_backward(
     weights: Tensor | None,
     kernel: Tensor,
     gradient: Tensor,
+    distinct: bool,
     wants_value: bool,
     wants_weights: bool,
     wants_kernel: bool,
@@ -63,7 +73,7 @@ def mix_backward(
     into = _gradients(value, index, kernel, wanted)
     named = {name: into[place] for place, name in enumerate(("value", "weights", "kernel")) if wanted[place]}
     with _on(value):
-        mix_grads.backward(mix_steps.Mix(value, index, weights, kernel), gradient, named)
+        mix_grads.backward(mix_steps.Mix(value, index, weights, kernel, distinct), gradient, named)
     return into
 
 
@@ -81,23 +91,24 @@ def _gradients(
 
 @mix_backward.register_fake
 def _(
-    value: Tensor, index: Tensor, weights: Any, kernel: Tensor, gradient: Any, *wanted: bool
+    value: Tensor, index: Tensor, weights: Any, kernel: Tensor, gradient: Any, distinct: bool, *wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(value, index, kernel, wanted)  # type: ignore[arg-type]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:4])
+    ctx.distinct = inputs[6]
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     value, index, weights, kernel = ctx.saved_tensors
     wanted = [ctx.needs_input_grad[place] for place in (0, 2, 3)]
     if not any(wanted):
-        return (None,) * 6
-    into = mix_backward(value, index, weights, kernel, gradient, *wanted)
+        return (None,) * 7
+    into = mix_backward(value, index, weights, kernel, gradient, ctx.distinct, *wanted)
     of_value, of_weights, of_kernel = (part if wants else None for part, wants in zip(into, wanted, strict=True))
-    return of_value, None, of_weights, None if of_kernel is None else of_kernel.to(kernel.dtype), None, None
+    return of_value, None, of_weights, None if of_kernel is None else of_kernel.to(kernel.dtype), None, None, None
 
 
 mix.register_autograd(_backward, _keep)

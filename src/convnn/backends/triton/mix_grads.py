@@ -20,7 +20,7 @@ def backward(mix: Mix, gradient: Tensor, into: dict[str, Tensor]) -> None:
             tensor.zero_()
         return
     gradient = gradient.contiguous()
-    listed = edges_of(mix.index, mix.value.shape[2]) if "value" in into else None
+    listed = edges_of(mix.index, mix.value.shape[2], distinct=mix.distinct) if "value" in into else None
     tile = taps_tile(mix.outputs, mix.kernel.shape[1], mix.value) if "kernel" in into else None
     if tile is not None:
         _mix_taps(mix, gradient, tile, into["kernel"])
@@ -90,13 +90,15 @@ def _sum_by_key(mix: Mix, piece: Piece, spread: Tensor, listed: tuple[Tensor, Te
     )
 
 
-def edges_of(index: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+def edges_of(index: Tensor, keys: int, *, distinct: bool = False) -> tuple[Tensor, Tensor]:
     """Up to where the slots of each key reach, and the slots of every entry by key and in order.
 
     Shape:
         ``(B H, M)`` and ``(B H, N K)``, int32; slots are numbered i K + k.
     """
-    until, edges, ordered = inverse(index, keys)
+    until, edges, ordered = inverse(index, keys, distinct=distinct)
+    if edges is ordered:
+        return until, ordered
     entries, slots = edges.shape
     order_short[(over(slots, 128), entries)](
         index, until, edges, ordered, keys, slots, SHORT=SHORT, BLOCK=128, num_warps=4

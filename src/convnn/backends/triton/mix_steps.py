@@ -22,6 +22,9 @@ BUDGET = 2**28
 class Mix:
     """Values, the slots that take them, and the kernel that mixes them.
 
+    Args:
+        distinct: whether no row names a key twice.
+
     Shape:
         value ``(B, H, M, C)`` with its channels side by side, index and weights ``(B, H, N, K)`` contiguous, kernel
         ``(O, C/groups, K)``.
@@ -31,6 +34,7 @@ class Mix:
     index: Tensor
     weights: Tensor | None
     kernel: Tensor
+    distinct: bool = False
 
     @property
     def entries(self) -> int:

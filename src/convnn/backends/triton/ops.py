@@ -71,6 +71,26 @@ def _chosen(query: Tensor, key: Tensor, candidates: Tensor | None, k: int) -> tu
     return index, query.new_empty(index.shape, dtype=torch.float32)
 
 
+@operator("own_first")
+def own_first(own: Tensor, index: Tensor) -> Tensor:
+    """Put one's own key, where there is one, before the others, of which the last gives way.
+
+    Shape:
+        own ``(B, H, N)``, negative where there is none, index ``(B, H, N, K)``, both contiguous.
+    """
+    from convnn.backends.triton import row_steps
+
+    into = torch.empty_like(index)
+    with _on(index):
+        row_steps.with_own(own, index, into)
+    return into
+
+
+@own_first.register_fake
+def _(own: Tensor, index: Tensor) -> Tensor:
+    return torch.empty_like(index)
+
+
 @select.register_fake
 def _(
     query: Tensor, key: Tensor, bias: Any, candidates: Any, mask: Any, shift: Any, own: Any, k: int, *_: Any

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch._C import _autograd
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd.function import once_differentiable
 
 LIBRARY = torch.library.Library("convnn", "DEF")
+PLAIN = (Tensor, nn.Parameter)
 
 
 class Operator:
     """A function of tensors as an operator of torch: one that changes no argument, on CUDA devices and interpreted."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self.name, self.__doc__ = f"convnn::{name}", function.__doc__
+        self.name, self.function, self.__doc__ = f"convnn::{name}", function, function.__doc__
         LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, function, device)
         self.overload = getattr(torch.ops.convnn, name).default
 
     def __call__(self, *given: Any) -> Any:
-        """Run it where its tensors are."""
-        return self.overload(*given)
+        """Run it where its tensors are; as a function, where nobody would notice: torch takes longer to find it."""
+        return (self.function if _unnoticed(given) else self.overload)(*given)
 
     def register_fake(self, function: Callable[..., Any]) -> None:
         """Say what shapes come out."""
@@ -37,6 +41,19 @@ class Operator:
     def learned(self, *given: Any) -> Any:
         """Run it with its gradients; torch takes longer to find what is registered than the kernels to run."""
         return (self if torch.compiler.is_compiling() else self._eager)(*given)
+
+
+def _unnoticed(given: Sequence[Any]) -> bool:
+    """Whether an operator and its function are one and the same here: nothing traces, counts or learns."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or _autograd._profiler_enabled():
+        return False
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    ):
+        return False
+    return all(type(each) in PLAIN for each in given if isinstance(each, Tensor))
 
 
 def _function(run: Operator, gradients_of: Callable[..., Any], keep: Callable[..., None]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convnn.backends.triton.kernels.rows import add_to_rows, level_rows, unit_rows
+from convnn.backends.triton.kernels.rows import add_to_rows, level_rows, own_first, unit_rows
 from convnn.backends.triton.sizes import interpreted, over, padded
 
 
@@ -20,6 +20,12 @@ def added(by_row: Tensor, by_key: Tensor, index: Tensor) -> Tensor:
             by_row, by_key, index, total, total.numel(), n, by_key.shape[-1], KK=k, BM=256
         )
     return total
+
+
+def with_own(own: Tensor, index: Tensor, into: Tensor) -> None:
+    """Fill ``into`` with the slots of every row, its own key first."""
+    if own.numel():
+        own_first[(over(own.numel(), 256),)](own, index, into, own.numel(), KK=index.shape[-1], BM=256)
 
 
 def unit(rows: Tensor, into: Tensor, lost: Tensor) -> None:

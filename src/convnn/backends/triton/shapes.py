@@ -32,7 +32,10 @@ def folded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
     """Give a tensor ``(..., n, c)`` the leading dimensions ``lead``, and fold them into two: ``(B, H, n, c)``."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         tensor = tensor.contiguous()
-    tensor = tensor.expand(*lead, *tensor.shape[-2:])
+    if tensor.shape[:-2] != tuple(lead):
+        tensor = tensor.expand(*lead, *tensor.shape[-2:])
+    if len(lead) == 2:
+        return tensor
     if len(lead) > 2:
         return tensor.flatten(0, len(lead) - 2)
     return tensor[(None,) * (2 - len(lead))]

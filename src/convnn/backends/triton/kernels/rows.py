@@ -1,4 +1,4 @@
-"""Small things said of rows: their directions, and which of them are lost to a NaN."""
+"""Small things said of rows: their directions, which of them are lost to a NaN, and who comes first."""
 
 import triton
 import triton.language as tl
@@ -53,3 +53,16 @@ def add_to_rows(A, B, I, S, R, N, M, KK: tl.constexpr, BM: tl.constexpr):
         j = tl.load(I + row * KK + slot, mask=ok, other=-1).to(tl.int32)
         total += tl.where(j >= 0, own + tl.load(start + j, mask=j >= 0, other=0.0), 0.0)
     tl.store(S + row, total, mask=ok)
+
+
+@triton.jit(do_not_specialize=["R"])
+def own_first(OWN, I, J, R, KK: tl.constexpr, BM: tl.constexpr):
+    """Put one's own key, where there is one, before the others, of which the last gives way."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    ok = row < R
+    own = tl.load(OWN + row, mask=ok, other=-1)
+    before = own.to(J.dtype.element_ty)
+    for slot in range(KK):
+        found = tl.load(I + row * KK + slot, mask=ok, other=-1)
+        tl.store(J + row * KK + slot, tl.where(own < 0, found, before), mask=ok)
+        before = found
