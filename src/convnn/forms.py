@@ -126,4 +126,7 @@ def directions(similarity: Similarity, query: Tensor, key: Tensor) -> tuple[Tens
 PRODUCTS: tuple[Similarity, ...] = (dot, scaled_dot, cosine, pearson)
 """Those whose scores are one product of two matrices, which nobody else holds."""
 
+FUSED = 1024
+"""So many neighbours kernels look for; for more, and for other similarities, somebody else does."""
+
 _PLAIN: tuple[Similarity, ...] = (*PRODUCTS, euclidean, sqeuclidean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import convnn
 from convnn import ConvNNAttention
 from convnn.functional import convnn as operator
 from convnn.functional import nearest
-from tests.triton.runner import step
+from tests.triton.runner import one_bin, step
 
 pytestmark = pytest.mark.gpu
 
@@ -73,12 +74,18 @@ def hubs(key: Tensor) -> Tensor:
     return torch.where(torch.arange(key.shape[-2], device="cuda")[:, None] % 500 == 3, 4.0, key)
 
 
+def in_one_bin(key: Tensor, bins: int) -> Tensor:
+    key, best = key.clone(), one_bin(key.shape[-2], bins).to("cuda")
+    key[..., best, :] += 2
+    return key
+
+
 ADVERSARIES: dict[str, Callable[[Tensor], Tensor]] = {
     "ascending": ascending,
     "periodic": periodic,
     "blocks": blocks,
     "hubs": hubs,
-    "one bin": lambda key: torch.where(torch.arange(key.shape[-2], device="cuda")[:, None] % 51 == 0, key + 2, key),
+    **{f"one bin of {bins}": partial(in_one_bin, bins=bins) for bins in (32, 64, 128)},
     "huge": lambda key: key * 1e15,
     "tiny": lambda key: key * 1e-18,
 }

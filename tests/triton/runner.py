@@ -59,3 +59,9 @@ def assert_agrees(case: Case, leaves: list[Tensor] | None = None) -> None:
         assert mine.isfinite().all()
         error = (mine.double() - exact).norm() / exact.norm().clamp(min=1e-2)
         assert error < ERROR[case.dtype], f"result {number} is off by {error:.1e}"
+
+
+def one_bin(keys: int, bins: int, first: int = 3) -> Tensor:
+    """The keys a search of so many bins puts into one of them, tile after tile."""
+    tile = torch.arange(keys // bins)
+    return tile * bins + (first + 13 * tile) % bins

@@ -12,7 +12,7 @@ import convnn
 from convnn.backends.triton import gates, with_order
 from convnn.functional import aggregate, nearest
 from convnn.functional import convnn as operator
-from tests.triton.runner import DEVICE, Case, assert_agrees, step
+from tests.triton.runner import DEVICE, Case, assert_agrees, one_bin, step
 
 
 def scores_of(query: Tensor, key: Tensor, index: Tensor) -> Tensor:
@@ -27,6 +27,17 @@ def test_equal_keys_are_chosen_once_each(number: float, m: int, dtype: torch.dty
     found = nearest(query, torch.full((m, 16), number, dtype=dtype, device=DEVICE), k=7, backend="triton")
     assert (found.index >= 0).all()
     assert all(len(set(row)) == 7 for row in found.index.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bins", [32, 64, 128])
+def test_more_of_one_bin_than_it_holds_are_found(bins: int, dtype: torch.dtype) -> None:
+    best = one_bin(9 * bins, bins)
+    key = torch.rand(9 * bins, 16) * 0.1
+    key[best] += torch.arange(1.0, 10.0)[:, None]
+    query, key = (torch.rand(5, 16) + 0.5).to(DEVICE, dtype), key.to(DEVICE, dtype)
+    index = nearest(query, key, k=9, similarity="dot", backend="triton").index
+    assert index.tolist() == [best.flip(0).tolist()] * 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -160,15 +171,28 @@ def test_it_compiles_without_a_break() -> None:
     )
 
 
-def test_it_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_why_not() -> None:
     x = torch.randn(5, 4, device=DEVICE, dtype=torch.float64)
     with pytest.raises(ValueError, match="compute in float32"):
         operator(x, x, x, k=2, backend="triton")
+    far = torch.empty(1, 4, device=DEVICE).expand(2**29, 4)
+    with pytest.raises(ValueError, match="count up to 2,147,483,647"):
+        nearest(far, far[:3], k=2, backend="triton")
+    assert convnn.backends.choose("triton", None, x.float()).name == "triton"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_missing_triton_is_said(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(x: Tensor) -> Tensor:
+        return operator(x, x, x, k=2, backend="triton")
+
     monkeypatch.setattr(gates, "find_spec", lambda name: None)  # noqa: ARG005
-    gates.missing.cache_clear()
-    with pytest.raises(ValueError, match="not installed"):
-        operator(x.float(), x.float(), x.float(), k=2, backend="triton")
-    gates.missing.cache_clear()
+    gates._missing.cache_clear()
+    try:
+        with pytest.raises(Exception, match="Triton is not installed"):
+            (torch.compile(run, fullgraph=True, backend="eager") if compiled else run)(torch.randn(5, 4, device=DEVICE))
+    finally:
+        gates._missing.cache_clear()
 
 
 def test_auto_never_interprets() -> None:

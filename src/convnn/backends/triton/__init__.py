@@ -60,7 +60,8 @@ def fused(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
     known, value = modes.known(weigh), _widened(value, kernel)
     if known is None or not _by_channel(value, kernel) or not forms.known(search.similarity):
         if known is not None and known.mode == UNIFORM and forms.known(search.similarity):
-            if kernel is not None and not _by_channel(value, kernel) and known.dropout_p == 0.0:
+            counts = known.dropout_p == 0.0 and all(map(shapes.says_bool, search.mask))
+            if kernel is not None and not _by_channel(value, kernel) and counts:
                 return _counted(search, value, kernel)
             index = in_order(search, choose(search, ranks(search, _form(search)))[0].long())
             weights = weigh(_unscored(search, index), index >= 0)
@@ -143,7 +144,7 @@ def _combine(
     slots = slots if slots.stride(-2) == slots.shape[-1] else slots.contiguous()
     own = search.own if search.own_score is not None else None
     fixed = None if own is None else shapes.folded(own.int(), lead)[..., 0].contiguous()
-    output = ops.combined(
+    output = ops.combine.learned(
         *(shapes.folded(tensor, lead) for tensor in (form.query, form.key, value)),
         *(_taps(kernel), slots, None if shifts is None else shapes.folded(shifts, lead).contiguous()),
         *(None, _beta(known, value), _seed(known, value), fixed),
@@ -154,9 +155,10 @@ def _combine(
 
 
 def _unscored(search: Search, index: Tensor) -> Tensor:
-    """Scores for a weighting that does not look at them: 0, or NaN where a query or a chosen key has one."""
+    """Scores for a weighting that does not look at them: 0, or NaN where a query, a chosen key or a mask has one."""
     of_query, of_key = (side.isnan().any(-1, keepdim=True) for side in (search.query, search.key))
-    lost = (of_query | take(of_key, index)[..., 0]) & (index >= 0)
+    lost, shifts = of_query | take(of_key, index)[..., 0], _shifts(search, index)
+    lost = (lost if shifts is None else lost | shifts.isnan()) & (index >= 0)
     return torch.zeros(lost.shape, device=index.device).masked_fill(lost, torch.nan)
 
 

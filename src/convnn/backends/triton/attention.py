@@ -101,7 +101,7 @@ def _as_one(allowed: Tensor, shifts: list[Tensor], beta: Tensor | float | None) 
     if not shifts:
         return allowed, None
     total = sum((shift.float() for shift in shifts[1:]), shifts[0].float())
-    total = (total if beta is None else total * beta).clamp(min=LEAST)
+    total = shapes.not_below(total if beta is None else total * beta, LEAST)
     return torch.where(allowed, total, -torch.inf), reduce(torch.promote_types, (shift.dtype for shift in shifts))
 
 

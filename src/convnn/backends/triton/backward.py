@@ -56,7 +56,6 @@ class Step:
     kernel: Tensor | None
     index: Tensor
     optional: dict[str, Tensor | None]
-    lse: Tensor
     gradient: Tensor
     into: dict[str, Tensor]
     numbers: tuple[float, float, float]
@@ -132,7 +131,7 @@ def _by_query(step: Step, slots: tuple[Tensor, ...]) -> None:
     by_query[(over(n, rows * each), step.heads)](
         *(step.query, step.key, step.value, of(step.kernel, step.query), step.index),
         *(of(step.optional[name], step.query) for name in ("shift", "beta", "seed", "own")),
-        *(step.lse, step.gradient, into["query"], into["slots"], into["beta"], *slots),
+        *(step.gradient, into["query"], into["slots"], into["beta"], *slots),
         *_numbers(step),
         **step.sizes,
         **step.choices,

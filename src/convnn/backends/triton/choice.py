@@ -9,14 +9,15 @@ from convnn import checks
 from convnn.backends.triton import ops, shapes
 from convnn.backends.triton.gates import otherwise
 from convnn.backends.triton.ranks import Ranks
+from convnn.forms import FUSED
 from convnn.search import Search
 
 # With more candidates than a program holds, what is found are their places.
 WHOLE = 256
-# More neighbours than this no program holds.
-MOST = 1024
 # What the kernels take for forbidden; a finite number of the caller's, however low, is not.
 FORBIDDEN, LEAST = -3.2e38, -1e38
+# Where infinity is ranked, and before it what is not a number: bits of both are needed for other things.
+INFINITE, LOST = 1e38, 2e38
 
 
 def choose(search: Search, by: Ranks) -> tuple[Tensor, Tensor | None]:
@@ -25,7 +26,7 @@ def choose(search: Search, by: Ranks) -> tuple[Tensor, Tensor | None]:
         # They are sorted: the last is the largest.
         checks.stop_beyond("candidates", search.candidates[..., 0, -1], search.key.shape[-2])
     with torch.no_grad():
-        return _searched(search, by) if search.others <= MOST else (otherwise().select(search).index, None)
+        return _searched(search, by) if search.others <= FUSED else (otherwise().select(search).index, None)
 
 
 def _searched(search: Search, by: Ranks) -> tuple[Tensor, Tensor | None]:
@@ -66,7 +67,8 @@ def _searched(search: Search, by: Ranks) -> tuple[Tensor, Tensor | None]:
 
 def _ranked(shift: Tensor, by: Ranks) -> Tensor:
     """What float masks add to what is ranked; where it is finite, it does not forbid."""
-    return torch.where(shift == -torch.inf, FORBIDDEN, (shift * by.per_shift).clamp(min=LEAST))
+    within = (shift * by.per_shift).clamp(LEAST, INFINITE).nan_to_num(nan=LOST)
+    return torch.where(shift == -torch.inf, FORBIDDEN, within)
 
 
 def in_order(search: Search, index: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def _evaluated(search: Search, others: tuple[Any, ...], lead: Any) -> tuple[Tens
     if not others:
         return None, None
     allowed, shifts = replace(search, mask=others).entries()
-    shift = sum((each.float() for each in shifts[1:]), shifts[0].float()).clamp(min=LEAST) if shifts else None
+    shift = shapes.not_below(sum((each.float() for each in shifts[1:]), shifts[0].float()), LEAST) if shifts else None
     return _laid_out(search, allowed, lead), _laid_out(search, shift, lead)
 
 

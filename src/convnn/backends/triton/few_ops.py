@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convnn.backends.triton import shapes
 from convnn.backends.triton.modes import SOFTMAX
 from convnn.backends.triton.ops import _on as on_device_of
 from convnn.backends.triton.register import operator
@@ -102,7 +103,7 @@ def attend_few_backward(
         for tensor in into:
             tensor.zero_()
         return into
-    gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    gradient = shapes.reached(gradient)
     with on_device_of(value):
         few_launch.backward(
             *(query, key, value, kernel),

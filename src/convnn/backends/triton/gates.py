@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -22,9 +23,16 @@ CHANNELS = 2048
 ENTRIES = 65_535
 
 
-@cache
 def missing() -> str | None:
     """Why Triton cannot be imported here, or None."""
+    return _missing()
+
+
+missing._dynamo_marked_constant = True  # type: ignore[attr-defined] # as assume_constant_result, which imports a compiler
+
+
+@cache
+def _missing() -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed"
     try:
@@ -63,7 +71,8 @@ def _try(index: int | None) -> None:
 
 def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001, PLR0911
     """Say why not: another device or type, a transform, or no Triton that works."""
-    tensors = [t for t in (None if search is None else search.query, value) if t is not None]
+    searched = () if search is None else (search.query, search.key)
+    tensors = [tensor for tensor in (*searched, value) if tensor is not None]
     device = _device(search, value)
     if device.type != "cuda" and not (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
         return f"its kernels run on CUDA devices, not on {device.type}"
@@ -73,12 +82,24 @@ def declines(search: Search | None, value: Tensor | None, kernel: Tensor | None)
         return f"its kernels hold at most {CHANNELS} channels"
     if search is not None and prod(shapes.lead_of(search)) > ENTRIES:
         return f"its kernels take at most {ENTRIES:,} searches at once"
-    # What is compiled has run before, or shows soon enough what is missing.
+    if any(count > shapes.REACH for count in _counts(search, value)):
+        return f"its kernels count up to {shapes.REACH:,} within one search"
     if torch.compiler.is_compiling():
-        return None
+        return missing()  # what else may be wrong shows soon enough
     if checks.is_transformed():
         return "torch.func transforms do not reach into its kernels"
     return missing() or (broken(device.index) if device.type == "cuda" else None)
+
+
+def _counts(search: Search | None, value: Tensor | None) -> Iterator[int]:
+    """How many numbers a search has, its result and its slots."""
+    for tensor in () if search is None else (search.query, search.key):
+        yield tensor.shape[-2] * tensor.shape[-1]
+    if value is not None:
+        yield value.shape[-2] * value.shape[-1]
+    if search is not None:
+        slots = 1 if search.everything else search.k
+        yield search.query.shape[-2] * max(slots, 1 if value is None else value.shape[-1])
 
 
 def waits(search: Search | None, value: Tensor | None, kernel: Tensor | None) -> str | None:  # noqa: ARG001

@@ -24,5 +24,6 @@ def combine(
     # Queries and keys are not looked at.
     empty = value.new_empty((*given.shape[:-1], 1))
     options = (0, GIVEN, False, 1.0, 0.0, 0.0, atomic, distinct)
-    output = ops.combined(*(empty, values[..., :1], values, taps, slots, None, given, None, None, None, None), *options)
+    given_alone = (taps, slots, None, given, None, None, None, None)
+    output = ops.combine.learned(empty, values[..., :1], values, *given_alone, *options)
     return shapes.unfolded(output, lead)

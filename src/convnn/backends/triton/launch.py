@@ -188,11 +188,10 @@ def combine_forward(
     index: Tensor,
     optional: dict[str, Tensor | None],
     output: Tensor,
-    lse: Tensor,
     numbers: tuple[float, float, float],
     choices: dict[str, Any],
 ) -> None:
-    """Fill ``output``, and ``lse`` where weights are a softmax."""
+    """Fill ``output``."""
     batch, heads, n, channels = query.shape
     if output.numel() == 0:
         return
@@ -202,7 +201,7 @@ def combine_forward(
     combine[(over(n, rows), batch * heads)](
         *(query, key, value, of(kernel, query), index),
         *(of(optional[name], query) for name in names),
-        *(output, lse, n, heads, *numbers),
+        *(output, n, heads, *numbers),
         *strides(query, 3),
         *strides(key, 3),
         *strides(value, 3),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convnn.backends.triton import shapes
 from convnn.backends.triton.register import operator
 
 # Triton is imported where a kernel runs, not where it is named.
@@ -119,8 +120,8 @@ def combine(
     dropout: float,
     atomic: bool,
     distinct: bool,
-) -> tuple[Tensor, Tensor]:
-    """Score the chosen pairs, weigh them, and combine their values; and the logarithm of each row's sum of weights.
+) -> Tensor:
+    """Score the chosen pairs, weigh them, and combine their values.
 
     Shape:
         query ``(B, H, N, E)``, key ``(B, H, M, E)``, value ``(B, H, M, C)``, kernel ``(K, C)``, index, shift and
@@ -129,7 +130,7 @@ def combine(
     """
     from convnn.backends.triton import launch
 
-    output, lse = _combined(query, value)
+    output = _combined(query, value)
     if single_is_tf32(query):
         scores = None  # they were rounded; the chosen pairs are scored again
     given = scores if weights is None else weights
@@ -139,18 +140,17 @@ def combine(
     choices["ROUGH"] = scored and query.dtype != torch.float32
     with _on(value):
         launch.combine_forward(
-            *(query, key, value, kernel, index, optional, output, lse), (scale, own_score, dropout), choices
+            *(query, key, value, kernel, index, optional, output), (scale, own_score, dropout), choices
         )
-    return output, lse
+    return output
 
 
-def _combined(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    output = value.new_empty((*query.shape[:-1], value.shape[-1]))
-    return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
+def _combined(query: Tensor, value: Tensor) -> Tensor:
+    return value.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 @combine.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return _combined(query, value)
 
 
@@ -166,7 +166,6 @@ def combine_backward(
     beta: Tensor | None,
     seed: Tensor | None,
     own: Tensor | None,
-    lse: Tensor,
     gradient: Tensor,
     kind: int,
     weight: int,
@@ -182,9 +181,9 @@ def combine_backward(
     into = _gradients(query, key, value, kernel, index, shift, weights, beta, weight)
     optional = {"shift": shift, "given": weights, "beta": beta, "seed": seed, "own": own}
     named = dict(zip(("query", "key", "value", "kernel", "slots", "beta"), into, strict=True))
-    gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+    gradient = shapes.reached(gradient)
     numbers, choices = (scale, own_score, dropout), {"KIND": kind, "WEIGHT": weight}
-    step = backward.Step(query, key, value, kernel, index, optional, lse, gradient, named, numbers, choices, distinct)
+    step = backward.Step(query, key, value, kernel, index, optional, gradient, named, numbers, choices, distinct)
     with _on(value):
         backward.combine_backward(step, atomic=atomic)
     return into
@@ -227,7 +226,6 @@ def _(
     beta: Any,
     seed: Any,
     own: Any,
-    lse: Tensor,
     gradient: Tensor,
     kind: int,
     weight: int,
@@ -236,19 +234,15 @@ def _(
     return _gradients(query, key, value, kernel, index, shift, weights, beta, weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:10], output[1])
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:10])
     ctx.numbers = inputs[11:]
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
-    if gradient is None:
-        return (None,) * 19
-    *inputs, lse = ctx.saved_tensors
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    inputs = ctx.saved_tensors
     kind, weight, _ranked, *numbers = ctx.numbers
-    into = combine_backward(*inputs, lse, gradient, kind, weight, *numbers)
+    into = combine_backward(*inputs, gradient, kind, weight, *numbers)
     query, key, value, kernel, slots, beta = into
     has_kernel, has_shift, has_weights, has_beta = (inputs[place] is not None for place in (3, 5, 6, 7))
     return (
@@ -265,8 +259,3 @@ def _backward(ctx: Any, gradient: Tensor | None, _: Any) -> tuple[Any, ...]:
 
 
 combine.register_autograd(_backward, _keep)
-
-
-def combined(*inputs: Any) -> Tensor:
-    """The output of ``combine``, with gradients."""
-    return combine.learned(*inputs)[0]

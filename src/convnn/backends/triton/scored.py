@@ -48,7 +48,7 @@ def _step(query: Tensor, key: Tensor, index: Tensor, pull: Tensor | None, into: 
     choices = {"KIND": 0, "WEIGHT": GIVEN}
     named = {"query": nobody, "key": nobody, "value": nobody, "slots": nobody, "beta": nobody, **into}
     return backward.Step(
-        *(nobody, key[..., :1], key, None, index, optional, nobody, query, named, (1.0, 0.0, 0.0), choices),
+        *(nobody, key[..., :1], key, None, index, optional, query, named, (1.0, 0.0, 0.0), choices),
         distinct=False,
     )
 
@@ -68,10 +68,9 @@ def score_backward(query: Tensor, key: Tensor, index: Tensor, pull: Tensor) -> t
         return of_query.zero_(), of_key.zero_()
     step = _step(query, key, index, pull.contiguous(), {"value": of_key})
     choices = {**step.choices, "SORTED": False, "SCORED": False, "ROUGH": False}
-    lse = query.new_empty(query.shape[:-1], dtype=torch.float32)
     with _on(query):
         launch.combine_forward(
-            *(step.query, step.key, key, None, index, step.optional, of_query, lse), step.numbers, choices
+            *(step.query, step.key, key, None, index, step.optional, of_query), step.numbers, choices
         )
         backward.pair_keys(step)
     return of_query, of_key

@@ -18,6 +18,8 @@ from convnn.search import Search
 
 # So many entries of a mask are evaluated at a time.
 ENTRIES = 2**26
+# As far as 32 bits count.
+REACH = 2**31 - 1
 
 
 def lead_of(search: Search) -> tuple[int, ...]:
@@ -28,10 +30,16 @@ def lead_of(search: Search) -> tuple[int, ...]:
     return tuple(together(*shapes))
 
 
+def reached(tensor: Tensor) -> Tensor:
+    """Rows as kernels read them: channels side by side, and the last row within what 32 bits count."""
+    *_, rows, channels = tensor.shape
+    together = channels <= 1 or tensor.stride(-1) == 1
+    return tensor if together and rows * tensor.stride(-2) <= REACH else tensor.contiguous()
+
+
 def folded(tensor: Tensor, lead: Sequence[int]) -> Tensor:
     """Give a tensor ``(..., n, c)`` the leading dimensions ``lead``, and fold them into two: ``(B, H, n, c)``."""
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        tensor = tensor.contiguous()
+    tensor = reached(tensor)
     if tensor.shape[:-2] != tuple(lead):
         tensor = tensor.expand(*lead, *tensor.shape[-2:])
     if len(lead) == 2:
@@ -134,3 +142,9 @@ def _laid_out(entry: Tensor | None, rows: int, width: int, lead: Sequence[int]) 
 def says_bool(mask: Mask) -> bool:
     """Whether a mask only forbids."""
     return isinstance(mask, Rule) or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
+
+
+def not_below(shift: Tensor, least: float) -> Tensor:
+    """Lift what is added to scores to the least number kernels take; its gradient is that of what was given."""
+    finite = shift.masked_fill(shift == -torch.inf, least)
+    return finite + torch.where(finite < least, least - finite, 0.0).detach()

@@ -18,7 +18,6 @@ def by_query(
     BETA,
     SEED,
     OWN,
-    L,
     DY,
     DQ,
     DS,
@@ -60,7 +59,10 @@ def by_query(
     HAS_OWN: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):
-    """Gradients of queries and slots; weights PE and gradients of scores GE for the pass by key."""
+    """Gradients of queries and slots; weights PE and gradients of scores GE for the pass by key.
+
+    Weights are computed again from the scores alone: what was summed before is scaled when a larger score comes.
+    """
     pid, z = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b, h = z // H, z % H
     Q += b * sqb + h * sqh
@@ -82,7 +84,6 @@ def by_query(
         beta = 1.0
         if WEIGHT == SOFTMAX:
             q = load_rows(Q, row, row_ok, sqn, E, EP, 0, E == EP).to(tl.float32)
-            lse = tl.load(L + z * N + row, mask=row_ok, other=0.0)
             if HAS_BETA:
                 beta = tl.load(BETA)
             if HAS_OWN:
@@ -90,10 +91,12 @@ def by_query(
             pull = tl.zeros([BM, EP], tl.float32)
             rest = tl.zeros([BM, EP], tl.float32)
             pulls = tl.zeros([BM, KP], tl.float32)
-            rests = tl.zeros([BM, KP], tl.float32)
+            logits = tl.full([BM, KP], float("-inf"), tl.float32)
             scores = tl.zeros([BM, KP], tl.float32)
             factors = tl.zeros([BM, KP], tl.float32)
             mean = tl.zeros([BM], tl.float32)
+            total = tl.zeros([BM], tl.float32)
+            top = tl.full([BM], float("-inf"), tl.float32)
         for slot in tl.range(KK, loop_unroll_factor=1):
             j = tl.load(I + row * KK + slot, mask=row_ok, other=-1).to(tl.int32)
             filled = j >= 0
@@ -104,10 +107,9 @@ def by_query(
                 dp = tl.sum(dyv * w[None, :], axis=1)
             else:
                 dp = tl.sum(dyv, axis=1)
-            keep = 1.0
-            if DROPOUT:
-                keep = kept(SEED, ((z * N + row) * KK + slot), dropout)
             if WEIGHT == SOFTMAX:
+                if DROPOUT:
+                    dp *= kept(SEED, (z * N + row) * KK + slot, dropout)
                 k = load_rows(K, j, filled, skn, E, EP, 0, E == EP).to(tl.float32)
                 s, factor = score_pairs(q, k, scale, KIND)
                 if HAS_OWN:
@@ -116,33 +118,43 @@ def by_query(
                     factor = tl.where(fixed, 0.0, factor)
                 if HAS_S:
                     s += tl.load(S + row * KK + slot, mask=filled, other=0.0)
-                p = tl.exp(tl.where(filled, s * beta - lse, float("-inf")))
-                dp = dp * keep
-                mean += p * dp
+                logit = tl.where(filled, s * beta, float("-inf"))
+                higher = tl.maximum(top, logit)
+                base = tl.where(higher == float("-inf"), 0.0, higher)
+                fade = tl.exp(top - base)
+                p = tl.exp(logit - base)
+                top = higher
+                total = total * fade + p
+                mean = mean * fade + p * dp
                 here = slots[None, :] == slot
-                pulls = tl.where(here, (p * dp)[:, None], pulls)
-                rests = tl.where(here, p[:, None], rests)
+                pulls = tl.where(here, dp[:, None], pulls)
+                logits = tl.where(here, logit[:, None], logits)
                 factors = tl.where(here, factor[:, None], factors)
                 if HAS_BETA:
                     scores = tl.where(here, tl.where(filled, s, 0.0)[:, None], scores)
                 if KIND != DOT:
                     k = tl.where(filled[:, None], k - q, 0.0)
-                pull += (p * dp * factor)[:, None] * k
-                rest += (p * factor)[:, None] * k
-                tl.store(PE + row * KK + slot, (p * keep).to(PE.dtype.element_ty), mask=row_ok)
+                pull = pull * fade[:, None] + (p * dp * factor)[:, None] * k
+                rest = rest * fade[:, None] + (p * factor)[:, None] * k
             else:
                 tl.store(DS + row * KK + slot, tl.where(filled, dp, 0.0), mask=row_ok)
         if WEIGHT == SOFTMAX:
-            ds = pulls - rests * mean[:, None]  # of beta times the score
+            share = 1.0 / tl.where(total == 0.0, 1.0, total)
+            mean *= share
+            ps = tl.exp(logits - tl.where(top == float("-inf"), 0.0, top)[:, None]) * share[:, None]
+            ds = ps * (pulls - mean[:, None])  # of beta times the score
             if HAS_BETA:
                 tl.store(DBETA + z * N + row, tl.sum(ds * scores, axis=1), mask=row_ok)
                 ds *= beta
             ok = row_ok[:, None] & (slots < KK)[None, :]
+            if DROPOUT:
+                ps *= kept(SEED, (z * N + row)[:, None] * KK + slots[None, :], dropout)
+            tl.store(PE + row[:, None] * KK + slots[None, :], ps.to(PE.dtype.element_ty), mask=ok)
             if HAS_S:
                 tl.store(DS + row[:, None] * KK + slots[None, :], ds, mask=ok)
             g = ds * factors
             tl.store(GE + row[:, None] * KK + slots[None, :], g.to(GE.dtype.element_ty), mask=ok)
-            dq = (pull - rest * mean[:, None]) * beta
+            dq = (pull - rest * mean[:, None]) * (share * beta)[:, None]
             tl.store(
                 DQ + (z * N + row)[:, None] * E + e[None, :],
                 dq.to(DQ.dtype.element_ty),

@@ -102,7 +102,6 @@ def combine_rows(
     SEED,
     OWN,
     Y,
-    L,
     row,
     row_ok,
     place,
@@ -162,9 +161,7 @@ def combine_rows(
             KIND, WEIGHT, SORTED, SCORED, HAS_W, HAS_S, HAS_OWN, DROPOUT,
         )  # fmt: skip
     if WEIGHT == SOFTMAX:
-        full = total != 0.0
-        acc = acc * (1.0 / tl.where(full, total, 1.0))[:, None]
-        tl.store(L + row, tl.where(full, top + tl.log(tl.where(full, total, 1.0)), float("-inf")), mask=row_ok)
+        acc = acc * (1.0 / tl.where(total != 0.0, total, 1.0))[:, None]
     if WEIGHT == UNIFORM:
         acc += lost[:, None]
     tl.store(Y + row[:, None] * syn + c[None, :], acc.to(Y.dtype.element_ty), mask=row_ok[:, None] & (c < C)[None, :])
@@ -183,7 +180,6 @@ def combine(
     SEED,
     OWN,
     Y,
-    L,
     N,
     H,
     scale,
@@ -234,7 +230,6 @@ def combine(
     P += z * N * KK
     OWN += z * N
     Y += b * syb + h * syh
-    L += z * N
     near = True
     if ROUGH:
         # The largest score of a row comes first; where it is small, so is what its lost digits change.
@@ -244,11 +239,11 @@ def combine(
         near = tl.min(((tl.abs(top) <= NEAR) | (top == float("-inf"))).to(tl.int32)) > 0
     if near:
         combine_rows(
-            Q, K, V, W, I, S, P, BETA, SEED, OWN, Y, L, row, row < N, z * N * KK, scale, own_score, dropout, sqn, skn, svn,
+            Q, K, V, W, I, S, P, BETA, SEED, OWN, Y, row, row < N, z * N * KK, scale, own_score, dropout, sqn, skn, svn,
             syn, E, EP, C, CP, KK, BM, BS, REST, KIND, WEIGHT, SORTED, SCORED, HAS_W, HAS_S, HAS_BETA, HAS_OWN, DROPOUT,
         )  # fmt: skip
     else:
         combine_rows(
-            Q, K, V, W, I, S, P, BETA, SEED, OWN, Y, L, row, row < N, z * N * KK, scale, own_score, dropout, sqn, skn, svn,
+            Q, K, V, W, I, S, P, BETA, SEED, OWN, Y, row, row < N, z * N * KK, scale, own_score, dropout, sqn, skn, svn,
             syn, E, EP, C, CP, KK, BM, BS, REST, KIND, WEIGHT, False, False, HAS_W, HAS_S, HAS_BETA, HAS_OWN, DROPOUT,
         )  # fmt: skip

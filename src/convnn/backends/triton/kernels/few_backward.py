@@ -133,17 +133,24 @@ def attend_few_backward(
             if HAS_SHIFT:
                 shown = row_ok[:, None] & ok[None, :]
                 s += tl.load(SHIFT + row.to(tl.int64)[:, None] * ssn + col[None, :], mask=shown, other=0.0)
-            far = s * beta - lse[:, None]
-            # Whoever was not chosen may be nearer than those who were.
-            p += tl.exp(tl.where(far > 0.0, 0.0, far))
-        else:
-            p += 1.0
         bits = tl.zeros([BM], tl.int64 if R > 32 else tl.int32)
-        pull = tl.zeros([BM, R], tl.float32)
         for slot in tl.range(KK, loop_unroll_factor=1):
             place = unpacked(tl.load(I + slot // PER * N + row, mask=row_ok, other=0), slot, PER)
             bits |= tl.where(place >= 0, tl.full([BM], 1, bits.dtype) << tl.maximum(place, 0), 0)
-            if HAS_W:
+        chosen = ((bits[:, None] >> col[None, :]) & 1) != 0
+        if WEIGHT == SOFTMAX:
+            # The sum is computed again: of large scores, its logarithm has lost the digits that count.
+            far = tl.where(chosen, s * beta, float("-inf"))
+            top = tl.max(far, axis=1)
+            far = tl.exp(far - tl.where(top == float("-inf"), 0.0, top)[:, None])
+            total = tl.sum(far, axis=1)
+            p += far / tl.where(total == 0.0, 1.0, total)[:, None] + tl.where(lse == lse, 0.0, lse)[:, None]
+        else:
+            p += 1.0
+        pull = tl.zeros([BM, R], tl.float32)
+        if HAS_W:
+            for slot in tl.range(KK, loop_unroll_factor=1):
+                place = unpacked(tl.load(I + slot // PER * N + row, mask=row_ok, other=0), slot, PER)
                 one = tl.where(col[None, :] == place[:, None], p, 0.0)
                 w = load_taps(W, slot, c, C, KK, C == CP)
                 a = product(tl.trans(dy), one.to(dy.dtype), INTERPRETED)  # (C, R)
@@ -151,7 +158,6 @@ def attend_few_backward(
                 dw += tl.where(slots[None, :] == slot, tl.sum(a * turned, axis=1)[:, None], 0.0)
                 if WEIGHT == SOFTMAX:
                     pull += one * product(dy, (turned * w[:, None]).to(dy.dtype), INTERPRETED)
-        chosen = ((bits[:, None] >> col[None, :]) & 1) != 0
         weight = tl.where(chosen, p, 0.0)
         if not HAS_W:
             dv += product(tl.trans(dy), weight.to(dy.dtype), INTERPRETED)
