@@ -10,9 +10,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from convnn.forms import PRODUCTS
+from convnn import forms
+from convnn.forms import FUSED, PRODUCTS
 from convnn.neighbors import together, wide
 from convnn.search import Search
+from convnn.similarity import cosine, pearson
 from convnn.weighting import Weigh
 
 
@@ -28,6 +30,8 @@ class Sizes:
         weighs: whether a weight depends on scores, so that the chosen pairs are scored again and have gradients.
         attends: whether all keys are weighed and nothing is chosen.
         at_once: how many tensors of the size of the scores a similarity holds at once; distances and masks take more.
+        directed: whether queries and keys are brought to one length before they are compared.
+        fused: whether kernels know the similarity and take as many neighbours; if not, ``chunked`` searches for them.
     """
 
     searches: int
@@ -46,6 +50,8 @@ class Sizes:
     weighs: bool
     attends: bool
     at_once: int = 1
+    directed: bool = False
+    fused: bool = True
 
     @property
     def scores(self) -> int:
@@ -92,6 +98,8 @@ def sizes(search: Search, value: Tensor, kernel: Tensor | None, weigh: Weigh, *,
         weighs=not weigh.ignores_scores,
         attends=attends,
         at_once=(1 if search.similarity in PRODUCTS else 3) + min(1, len(search.mask)),
+        directed=search.similarity in (cosine, pearson),
+        fused=forms.known(search.similarity) and (attends or search.others <= FUSED),
     )
 
 
@@ -181,7 +189,8 @@ def estimate(given: Sizes, backend: str, held: Held | None) -> Cost:
 
 def _seconds(given: Sizes, backend: str, search: int, combined: int, gathered: int) -> tuple[float | None, ...]:
     """The sum of what each part needs at the rate of its kind; backward gathers four times, and multiplies twice."""
-    rates = RATES.get((given.device, backend if backend != "given" else "chunked"))
+    fused = given.fused or backend != "triton"
+    rates = RATES.get((given.device, backend if backend != "given" and fused else "chunked"))
     if rates is None:
         return None, None
     threads = torch.get_num_threads() if given.device == "cpu" else 1
@@ -191,9 +200,15 @@ def _seconds(given: Sizes, backend: str, search: int, combined: int, gathered: i
     elif given.device == "cpu" and backend != "reference":  # among few keys there is more to put in order
         first = given.searches * given.queries * min(given.searched, 16 * given.k)
         ranked = (given.scores + 2 * first) / rates.scores
+    elif backend == "triton" and given.fused:  # lists of more than a few neighbours fill as they grow
+        ranked *= max(1.0, given.k / 16)
+    directing = 0.0
+    if given.directed and given.weighs and given.device == "cuda":  # in float32, step by step
+        directing = 10 * given.searches * (given.queries + given.keys) * given.compared * given.lifted / rates.moved
+        search *= 4
     searching = max(search / rates.products, ranked) if given.device == "cuda" else search / rates.products + ranked
     combining, moving = combined / rates.products, gathered / rates.moved
-    forward = rates.start + (searching + combining + moving) / threads
+    forward = rates.start + (searching + directing + combining + moving) / threads
     # Attention to all keys multiplies by every score again.
-    again = 2 * search / rates.products if given.attends else 0.0
+    again = 2 * search / rates.products if given.attends else 2 * directing
     return forward, forward + rates.start + (2 * combining + 4 * moving + again) / threads
