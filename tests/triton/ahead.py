@@ -1,0 +1,115 @@
+"""Compile the kernels of a problem for a GPU that is not there: ``python -m tests.triton.ahead ARCHITECTURE PROBLEM``.
+
+Prints a line for each kernel: its name, and the threads and bytes of shared memory of a program. Nothing runs: a driver
+that only knows its name stands in for the real one, and tensors of the CPU for those of a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from convnn import ConvNNAttention, HybridConv2d
+from convnn.backends import BACKENDS
+from convnn.candidates import random
+from convnn.functional import convnn
+
+BACKEND = replace(BACKENDS["triton"], declines=lambda *_: None)
+BRAIN, SINGLE = torch.bfloat16, torch.float32
+
+
+class Driver:
+    """One device of an architecture, without a stream."""
+
+    def __init__(self, architecture: int) -> None:
+        self.target = GPUTarget("cuda", architecture, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:  # noqa: ARG002
+        """None that anything could run on."""
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        """What to compile for."""
+        return self.target
+
+
+def tokens(n: int, m: int, d: int, k: int, dtype: torch.dtype = BRAIN, **options: Any) -> Callable[[], None]:
+    """The operator with a depthwise kernel, forward and backward, for 384 heads."""
+
+    def run() -> None:
+        shapes = ((384, n, d), (384, m, d), (384, m, d), (d, 1, k))
+        leaves = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+        convnn(*leaves, k=k, backend=BACKEND, **options).sum().backward()
+
+    return run
+
+
+def maps(side: int, channels: int, dtype: torch.dtype, **options: Any) -> Callable[[], None]:
+    """A hybrid layer, forward and backward."""
+
+    def run() -> None:
+        layer = HybridConv2d(channels, channels, 3, padding=1, backend=BACKEND, **options).to(dtype)
+        layer(torch.zeros(64, channels, side, side, dtype=dtype, requires_grad=True)).sum().backward()
+
+    return run
+
+
+def attention() -> None:
+    """A layer with candidates, oneself among them, and dropout."""
+    layer = ConvNNAttention(192, 3, k=9, attn_drop=0.1, candidates=random(100), backend=BACKEND)
+    layer(torch.zeros(64, 197, 192)).sum().backward()
+
+
+PROBLEMS: dict[str, Callable[[], None]] = {
+    "197": tokens(197, 197, 64, 9),
+    "256": tokens(256, 256, 64, 16),
+    "many slots": tokens(197, 197, 64, 36),
+    "stream": tokens(1024, 1024, 64, 9),
+    "long lists": tokens(300, 1024, 64, 100),
+    "single": tokens(300, 700, 64, 9, SINGLE),
+    "wide": tokens(40, 600, 512, 9),
+    "few": tokens(197, 32, 64, 9),
+    "few, single": tokens(197, 64, 64, 9, SINGLE),
+    "behind a mask": tokens(197, 64, 128, 9, mask=torch.zeros(197, 64)),
+    "maps": maps(32, 64, BRAIN),
+    "small maps": maps(4, 512, SINGLE),
+    "candidates": maps(32, 64, BRAIN, candidates=random(32)),
+    "attention": attention,
+}
+
+
+def compiled(architecture: int, problem: str) -> list[dict[str, Any]]:
+    """What the kernels of a problem ask of a device."""
+    found: dict[int, tuple[str, Any]] = {}
+    run = JITFunction.run
+
+    def only_compile(kernel: Any, *given: Any, **told: Any) -> Any:
+        made = run(kernel, *given, **{**told, "warmup": True})
+        found[id(made)] = (kernel.__name__, made)
+        return made
+
+    triton.runtime.driver.set_active(Driver(architecture))
+    JITFunction.run = only_compile
+    torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
+    torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign] # what kernels would have written
+    PROBLEMS[problem]()
+    about = [(name, made.metadata) for name, made in found.values()]
+    return [{"kernel": name, "threads": 32 * each.num_warps, "shared": each.shared} for name, each in about]
+
+
+if __name__ == "__main__":
+    for line in compiled(int(sys.argv[1]), sys.argv[2]):
+        sys.stdout.write(json.dumps(line) + "\n")
