@@ -195,7 +195,7 @@ def _widened(value: Tensor, kernel: Tensor | None) -> Tensor:
 
 
 def _taps(kernel: Tensor | None) -> Tensor | None:
-    return None if kernel is None else kernel.squeeze(1).mT.contiguous()  # (K, C)
+    return None if kernel is None else kernel.squeeze(1).contiguous()  # (C, K)
 
 
 def with_order(*, fixed: bool) -> Backend:

@@ -190,10 +190,12 @@ def _strides(step: Step) -> tuple[int, ...]:
 def _add_parts(parts: Tensor, into: Tensor) -> None:
     count, size = parts.shape[0], into.numel()
     split = 32 if count > 256 else 1
-    between = parts.new_empty(split, size) if split > 1 else into
-    add_parts[(over(size, 128), split)](parts, between, count, size, BLOCK=128, ROWS=8)
+    channels = into.shape[0]  # they come last in the parts
     if split > 1:
-        add_parts[(over(size, 128), 1)](between, into, split, size, BLOCK=128, ROWS=8)
+        between = parts.new_empty(split, size)
+        add_parts[(over(size, 128), split)](parts, between, count, size, 0, BLOCK=128, ROWS=8)
+        parts, count = between, split
+    add_parts[(over(size, 128), 1)](parts, into, count, size, channels, BLOCK=128, ROWS=8)
 
 
 def _by_key(step: Step, slots: tuple[Tensor, ...]) -> None:

@@ -111,7 +111,7 @@ def backward(
         for parts, total in zip(ends, (keys, values), strict=True):
             _add(parts, total, optional["CAND"], width)
     if kernel is not None:
-        add_parts[(over(taps.numel(), 32), 1)](shares, taps, entries * splits, taps.numel(), BLOCK=32, ROWS=128)
+        add_parts[(over(taps.numel(), 32), 1)](shares, taps, entries * splits, taps.numel(), 0, BLOCK=32, ROWS=128)
 
 
 def _add(parts: Tensor, total: Tensor, candidates: Tensor | None, width: int) -> None:

@@ -15,7 +15,7 @@ def combine(
     """Sum over the slots of a row.
 
     Args:
-        taps: ``(K, C)``, or None for a plain sum.
+        taps: ``(C, K)``, or None for a plain sum.
         distinct: whether no row names a key twice.
     """
     lead = together(value.shape[:-2], index.shape[:-2])

@@ -124,7 +124,7 @@ def combine(
     """Score the chosen pairs, weigh them, and combine their values.
 
     Shape:
-        query ``(B, H, N, E)``, key ``(B, H, M, E)``, value ``(B, H, M, C)``, kernel ``(K, C)``, index, shift and
+        query ``(B, H, N, E)``, key ``(B, H, M, E)``, value ``(B, H, M, C)``, kernel ``(C, K)``, index, shift and
         weights ``(B, H, N, K)``, beta and seed one number, own ``(B, H, N)``; scores ``(B, H, N, K)`` if the search
         has computed them.
     """
@@ -183,7 +183,8 @@ def combine_backward(
     named = dict(zip(("query", "key", "value", "kernel", "slots", "beta"), into, strict=True))
     gradient = shapes.reached(gradient)
     numbers, choices = (scale, own_score, dropout), {"KIND": kind, "WEIGHT": weight}
-    step = backward.Step(query, key, value, kernel, index, optional, gradient, named, numbers, choices, distinct)
+    taps = None if kernel is None else kernel.mT.contiguous()  # (K, C)
+    step = backward.Step(query, key, value, taps, index, optional, gradient, named, numbers, choices, distinct)
     with _on(value):
         backward.combine_backward(step, atomic=atomic)
     return into
@@ -208,7 +209,7 @@ def _gradients(
         like(scored, query.shape),
         like(scored, key.shape),
         like(value, value.shape, value.dtype),
-        like(kernel, () if kernel is None else kernel.shape, torch.float32),
+        query.new_empty(0) if kernel is None else kernel.new_empty(kernel.shape),
         like(shift if weights is None else weights, index.shape, torch.float32),
         like(beta, query.shape[:-1], torch.float32),
     )
@@ -249,7 +250,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         query if weight == 1 else None,
         key if weight == 1 else None,
         value,
-        kernel.to(inputs[3].dtype) if has_kernel else None,
+        kernel if has_kernel else None,
         None,
         slots if has_shift and weight == 1 else None,
         slots if has_weights else None,

@@ -101,8 +101,8 @@ def by_slot(
 
 
 @triton.jit
-def add_parts(DW, OUT, parts, size, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Sum the parts of the kernel's gradient in a fixed order."""
+def add_parts(DW, OUT, parts, size, C: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Sum the parts of the kernel's gradient in a fixed order; with ``C`` channels in a row, the sum is turned."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < size
     total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -113,4 +113,7 @@ def add_parts(DW, OUT, parts, size, BLOCK: tl.constexpr, ROWS: tl.constexpr):
         part = start + tl.arange(0, ROWS)
         place = DW + part.to(tl.int64)[:, None] * size + at[None, :]
         total += tl.load(place, mask=(part < last)[:, None] & ok[None, :], other=0.0)
-    tl.store(OUT + tl.program_id(1) * size + at, tl.sum(total, axis=0), mask=ok)
+    into = OUT + tl.program_id(1) * size + at
+    if C > 0:
+        into = OUT + at % C * (size // C) + at // C
+    tl.store(into, tl.sum(total, axis=0).to(OUT.dtype.element_ty), mask=ok)

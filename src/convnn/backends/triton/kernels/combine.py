@@ -84,7 +84,9 @@ def add_slots(
         p *= kept(SEED, place + at, dropout)
     v *= p[:, :, None]
     if HAS_W:
-        w = load_rows(W, slots, slots < KK, C, C, CP, 0, C == CP).to(tl.float32)
+        c = tl.arange(0, CP)
+        shown = (slots < KK)[:, None] & (c < C)[None, :]
+        w = tl.load(W + c[None, :] * KK + slots[:, None], mask=shown, other=0.0).to(tl.float32)
         v *= w[None, :, :]
     return acc + tl.sum(v, axis=1), top, total, lost
 
