@@ -161,7 +161,7 @@ def test_keys_may_be_candidates_more_often_than_there_are_keys(backend: str) -> 
 def test_more_neighbours_than_a_program_holds_are_found_elsewhere(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "MOST", 5)
+    monkeypatch.setattr(choice, "FUSED", 5)
     options = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in options.items()}
     assert_agrees(Case("", (9, 31, 12, 7), k=8, options=options))
 
