@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from convnn import ConvNN2d
+from convnn.candidates import Cells
 from convnn_lab.reproduce import cut
 from convnn_lab.tables import TABLES, Row
 from convnn_lab.tables.flops import Flops, count
@@ -147,3 +150,17 @@ def test_every_row_has_its_true_operations(name: str) -> None:
             assert -5.1e-4 <= ours - expected < 1e-3, f"{row.label}, {row.dataset}: {ours} and {expected}"
             checked += 1
     assert checked >= len(TABLES[name].rows) - 2
+
+
+@pytest.mark.parametrize(("side", "steps", "padding"), [(32, 4, 5), (16, 8, 15), (8, 4, 7), (8, 8, 21)])
+def test_the_grid_stands_where_it_stood(side: int, steps: int, padding: int) -> None:
+    row = next(row for row in TABLES["vgg-candidates"].rows if row.label.endswith(f"spatial, r = {steps}²"))
+    model = build(row.configuration, "cifar10", device="meta")
+    among: Any = next(each.candidates for each in model.modules() if isinstance(each, ConvNN2d))
+    whole = side + 2
+    chosen = among(torch.Size(), Cells((whole, whole)), torch.device("cpu"))
+    places = torch.linspace(0, side - 1, steps).long().tolist()
+    assert chosen.tolist() == [above * side + before for above in places for before in places]
+    rim = [number for number in chosen.tolist() if {number // whole, number % whole} & {0, whole - 1}]
+    assert len(rim) == padding
+    assert among(torch.Size(), Cells((4, 4)), torch.device("cpu")) is None

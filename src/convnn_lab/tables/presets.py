@@ -8,12 +8,14 @@ of the ViT, sinusoidal positions, projections without bias.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from convnn import ConvNN2d, HybridConv2d, models
-from convnn.candidates import grid, random
+from convnn.candidates import Cells, Grid, grid, random
 from convnn.descriptor import scaled_concat
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "imagenet": 1000, "fashion-mnist": 10}
@@ -46,6 +48,7 @@ def _vgg(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
             # Whatever the size of the convolution, the map that was searched had a padding of 1; none for up to four.
             side, k = (3, options["k"]) if options["k"] > 4 else (1, options["k"])
             found, choices = made.convnn.out_channels, {**options, "similarity": "cosine", "k": k}
+            choices["candidates"] = _candidates(row, padding=side // 2)
             made.convnn = ConvNN2d(inputs, found, side, padding=side // 2, **choices)
         return made
 
@@ -53,7 +56,7 @@ def _vgg(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
 
 
 def _resnet(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
-    options: dict[str, Any] = {"k": row.get("k", 9), "candidates": _candidates(row)}
+    options: dict[str, Any] = {"k": row.get("k", 9), "candidates": _candidates(row, padding=1)}
     if row["layer"] == "conv":
         return models.create("resnet50", bias=True, **given)
     if row["layer"] == "convnn":
@@ -88,9 +91,35 @@ def _vit(row: dict[str, Any], given: dict[str, Any]) -> nn.Module:
     return models.create(row["model"], **options, **given)
 
 
-def _candidates(row: dict[str, Any]) -> Any:
+def _candidates(row: dict[str, Any], padding: int = 0) -> Any:
     """As it was run: random ones drawn again in evaluation too, and from the padded map."""
     kind = row.get("candidates", "all")
     if kind == "all":
         return None
-    return random(row["r"], eval="redraw") if kind == "random" else grid(row["r"])
+    if kind == "random":
+        return random(row["r"], eval="redraw")
+    return Misplaced(row["r"], padding) if padding else grid(row["r"])
+
+
+class Misplaced(Grid):
+    """The grid on maps as it was run: cells numbered as without the padding, and taken from the map that has it.
+
+    So they do not stand on a grid, and some are padding: 7 of 16 on a map of 8x8. Where the sides of a map are shorter
+    than those of the grid, cells are named several times.
+    """
+
+    def __init__(self, count: int, around: int) -> None:
+        super().__init__(count)
+        self.around = around
+
+    def __repr__(self) -> str:
+        return f"Misplaced({self.count}, {self.around})"
+
+    def __call__(self, lead: torch.Size, cells: Cells, device: torch.device) -> Tensor | None:  # noqa: ARG002
+        """Choose the candidates, ``(r,)``, or None for all."""
+        if self.count >= prod(cells.size):
+            return None
+        sides = [side - 2 * self.around for side in cells.size]
+        steps = round(self.count ** (1 / len(sides)))
+        places = [torch.linspace(0, side - 1, steps, device=device).long() for side in sides]
+        return Cells(tuple(sides)).numbers(places)
