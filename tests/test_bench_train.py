@@ -44,22 +44,31 @@ def test_an_epoch_is_as_many_steps_as_its_images_need(
     assert Replays.replays == (epochs.FIRST + 5 - graph.TRIES if recorded else 0)
 
 
+def parameters(variant: epochs.Variant) -> int:
+    return sum(parameter.numel() for parameter in variant.make(variant.recipe, "cpu").parameters())
+
+
 def test_networks_are_those_of_the_recipes() -> None:
     for name, variant in epochs.VARIANTS["vit_tiny"].items():
         assert variant.recipe.published, name
         assert variant.recipe.layer == name.split(",")[0]
-    model = epochs.VARIANTS["vit_tiny"]["convnn, all"]
-    parameters = sum(parameter.numel() for parameter in model.make(model.recipe, "cpu").parameters())
-    assert 5e6 < parameters < 6e6
+    assert 5e6 < parameters(epochs.VARIANTS["vit_tiny"]["convnn, all"]) < 6e6
+    for name, variant in epochs.VARIANTS["vgg11"].items():
+        assert variant.recipe.published, name
+        assert variant.recipe.ratio == float(name.split(",")[0].removeprefix("ratio "))
+    assert parameters(epochs.VARIANTS["vgg11"]["ratio 0.5"]) == 130_015_690  # with what normalises
 
 
-def test_the_plain_network_computes_what_ours_does() -> None:
-    variants = epochs.VARIANTS["vit_tiny"]
+@pytest.mark.parametrize(
+    ("model", "name", "size"), [("vit_tiny", "convnn, all", 224), ("vgg11", "ratio 0.5", 32)], ids=["vit", "vgg"]
+)
+def test_the_plain_network_computes_what_ours_does(model: str, name: str, size: int) -> None:
+    variants = epochs.VARIANTS[model]
     ours, plain = (
-        variants[name].make(variants[name].recipe, "cpu").eval() for name in ("convnn, all", "convnn, all, plain")
+        variants[each].make(variants[each].recipe, "cpu").double().eval() for each in (name, f"{name}, plain")
     )
-    names = {name.replace("attn.", "attn.layer."): value for name, value in ours.state_dict().items()}
-    plain.load_state_dict(names)
-    images = torch.randn(2, 3, 224, 224)
+    parts = zip(plain.state_dict(), ours.state_dict().values(), strict=True)
+    plain.load_state_dict(dict(parts))
+    images = torch.randn(2, 3, size, size, dtype=torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(plain(images), ours(images), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(plain(images), ours(images), rtol=1e-6, atol=1e-6)

@@ -13,7 +13,8 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch import nn
 
-from convnn_lab.bench import layer, networks, plain
+from convnn import ConvNNAttention, HybridConv2d
+from convnn_lab.bench import layer, maps, plain
 from convnn_lab.bench.measure import release
 from convnn_lab.data.arrays import Arrays, Data
 from convnn_lab.recipes import RECIPES, Recipe
@@ -35,25 +36,34 @@ class Variant:
     make: Make
 
 
-def _vgg(**options: Any) -> Variant:
-    case = networks.CASES["vgg11"]
-    return Variant(RECIPES["vgg11-cifar10"], lambda _, device: networks.create(case, device, **options))
-
-
-def _vit(*, as_plain: bool = False, **options: Any) -> Variant:
-    recipe = replace(RECIPES["vit-tiny-cifar10"], **options)
+def _published(name: str, size: int, *, as_plain: bool = False, **options: Any) -> Variant:
+    """The network that is trained by a recipe."""
+    recipe = replace(RECIPES[name], **options)
     change = _in_plain_torch if as_plain else nn.Module.to
-    return Variant(recipe, lambda given, device: change(build(given, 3, 224, 10), device))
+    return Variant(recipe, lambda given, device: change(build(given, 3, size, 10), device))
 
 
-def _in_plain_torch(model: Any, device: str) -> nn.Module:
-    for block in model.blocks:
-        block.attn = layer.Around(block.attn, partial(plain.convnn, k=block.attn.k))
+def _in_plain_torch(model: nn.Module, device: str) -> nn.Module:
+    """What searches, by operators of plain PyTorch with the same parameters."""
+    for name, part in list(model.named_modules()):
+        above, _, own = name.rpartition(".")
+        if isinstance(part, ConvNNAttention):
+            among_all: Any = partial(plain.convnn, k=part.k)  # type: ignore[arg-type] # a number in every recipe
+            setattr(model.get_submodule(above), own, layer.Around(part, among_all))
+        elif isinstance(part, HybridConv2d):
+            by_cosine = partial(plain.mixed, k=9, weighting="uniform")
+            setattr(model.get_submodule(above), own, maps.Around(part, by_cosine))
     return model.to(device)
 
 
+_vgg, _vit = partial(_published, "vgg11-cifar10", 32), partial(_published, "vit-tiny-cifar10", 224)
 VARIANTS: dict[str, dict[str, Variant]] = {
-    "vgg11": {name: _vgg(**options) for name, options in networks.VARIANTS["vgg11"].items()},
+    "vgg11": {
+        "ratio 0": _vgg(ratio=0.0),
+        "ratio 0.5": _vgg(ratio=0.5),
+        "ratio 1": _vgg(ratio=1.0),
+        "ratio 0.5, plain": _vgg(ratio=0.5, as_plain=True),
+    },
     "vit_tiny": {
         "attention": _vit(layer="attention", candidates=None, k=None),
         "convnn, random:32": _vit(layer="convnn"),
