@@ -92,6 +92,16 @@ def write_idx(folder: Path, count: int = 5, *, packed: bool = True) -> np.ndarra
     return images
 
 
+def test_the_larger_of_two_sets_is_not_taken_for_the_smaller(tmp_path: Path) -> None:
+    images, labels = np.zeros((4, 3, 32, 32), np.uint8), np.arange(4) % 10
+    np.savez(tmp_path / "cifar100.npz", x_train=images, y_train=labels + 90, x_test=images, y_test=labels + 90)
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="cifar10: looked for its files in"):
+        load("cifar10", tmp_path)
+    np.savez(tmp_path / "my-cifar10.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    assert load("cifar10", tmp_path).train.labels.tolist() == labels.tolist()
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_fashion_mnist_is_read(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = write_idx(tmp_path / "fashion-mnist", packed=packed)

@@ -113,3 +113,11 @@ def test_rows_are_chosen_by_words_and_data_sets() -> None:
         plan.chosen(table, ["zebra"], [])
     with pytest.raises(ValueError, match="vary-lambda has no rows on 'imagenet'; there are cifar10, cifar100"):
         plan.chosen(table, [], ["imagenet"])
+
+
+def test_a_label_means_its_row_alone_and_every_word_must_mean_one() -> None:
+    labels = {row.label for row in plan.chosen(TABLES["vit-k"], ["ConvNN, random, k = 1"], ["cifar10"])}
+    assert labels == {"ConvNN, random, k = 1"}
+    assert len(plan.chosen(TABLES["vit-k"], ["random, k = 1"], ["cifar10"])) > 1
+    with pytest.raises(ValueError, match="no row of vary-lambda is called 'Brnching'"):
+        plan.chosen(TABLES["vary-lambda"], ["Conv2D, without", "Brnching"], ["cifar10"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -92,14 +93,15 @@ def _found(kind: Kind, place: Path) -> tuple[Arrays, Arrays]:
     """Read whatever form the data set has at a place: a folder, or a file itself."""
     files = [place] if place.is_file() else sorted(place.glob("*")) if place.is_dir() else []
     for path in files:
-        if path.suffix == ".npz" and (path == place or kind.name in path.stem):
+        if path.suffix == ".npz" and (path == place or re.search(rf"{kind.name}(?!\d)", path.stem)):
             return _npz(kind, path)
     for names, read in ((kind.python, _python), (kind.binary, _binary)):
         for folder in (place, *(place / name for name in kind.folders)):
             if (folder / names[0][0]).is_file():
                 return _parts(kind, names, lambda name, folder=folder: (folder / name).read_bytes(), read, folder)  # type: ignore[misc]
     for path in files:
-        if path.name.startswith(tuple(folder.split("-batches")[0] for folder in kind.folders)) and ".tar" in path.name:
+        starts = "|".join(folder.split("-batches")[0] for folder in kind.folders)
+        if re.match(rf"(?:{starts})(?!\d)", path.name) and ".tar" in path.name:
             return _archive(kind, path)
     raise ValueError(f"{kind.name}: looked for its files in {place} and found none; {_how(kind)}")
 

@@ -34,7 +34,7 @@ class Reproduce:
     table: str
     """its name"""
     rows: tuple[str, ...] = ()
-    """only rows whose labels contain one of these words"""
+    """only rows of these labels, or whose labels contain one of these words"""
     datasets: tuple[str, ...] = ()
     """only rows on these data sets"""
     static: bool = False
@@ -131,6 +131,8 @@ class Reproduce:
             if all(job.folder in outcome.wrong for job in every) and not any(job.folder.exists() for job in every):
                 raise ValueError("; ".join(dict.fromkeys(outcome.wrong.values())))
         found = results.collect(table, self.output)
+        if self.figures and not found:
+            raise ValueError(f"no run of {table.name} in {self.output} has finished")
         said = {} if self.figures else _said(rows, asked, outcome)
         return self._report(table, rows, found, said, outcome)
 

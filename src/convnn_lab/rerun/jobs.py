@@ -91,7 +91,7 @@ def _in_turn(waiting: Sequence[Job], deadline: float | None, outcome: Outcome, k
                 run = fit.resume(job.folder, max_time=limit, data_dir=job.recipe.data_dir)
             else:
                 run = fit.train(job.recipe_name, replace(job.recipe, max_time=limit), job.folder)
-        except (ValueError, RuntimeError) as error:  # a loss that is not finite, a device that is full
+        except (ValueError, RuntimeError, OSError) as error:  # no finite loss, a full device or disk
             outcome.wrong[job.folder] = _first_line(error)
             _say(f"failed: {outcome.wrong[job.folder]}")
             continue
@@ -111,6 +111,7 @@ class Beside:
     job: Job
     process: subprocess.Popen[bytes]
     file: TextIO
+    began: int = 0  # where in the file
 
     @classmethod
     def start(cls, job: Job, around: Mapping[str, str], seconds: float | None) -> Beside:
@@ -123,9 +124,10 @@ class Beside:
         log = job.folder.with_name(f"{job.folder.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         file = log.open("a")
+        began = file.tell()
         call = [sys.executable, "-m", "convnn_lab.cli", *words]
         process = subprocess.Popen(call, stdout=file, stderr=file, start_new_session=True, env=around)
-        return cls(job, process, file)
+        return cls(job, process, file, began)
 
     def ended(self, outcome: Outcome, keep: Keep) -> bool:
         """Whether it has ended; what became of it is noted."""
@@ -137,10 +139,17 @@ class Beside:
             tidy(run, keep)
             _say(f"finished: {self.job.folder}")
         elif code not in (0, 130, -signal.SIGTERM):
-            lines = Path(self.file.name).read_text(errors="replace").strip().splitlines()
-            outcome.wrong[self.job.folder] = f"{lines[-1] if lines else f'ended with {code}'} (see {self.file.name})"
+            outcome.wrong[self.job.folder] = f"{self._reason(code)} (see {self.file.name})"
             _say(f"failed: {self.job.folder}: {outcome.wrong[self.job.folder]}")
         return True
+
+    def _reason(self, code: int) -> str:
+        """What it said last, or the signal that ended it; another process may have written into the file too."""
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        lines = Path(self.file.name).read_bytes()[self.began :].decode(errors="replace").strip().splitlines()
+        said = [line.removeprefix("convnn: ") for line in lines if line.startswith("convnn: ")]
+        return (said or lines or [f"ended with {code}"])[-1]
 
 
 def _side_by_side(waiting: Sequence[Job], at_once: int, deadline: float | None, outcome: Outcome, keep: Keep) -> None:

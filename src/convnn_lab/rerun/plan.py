@@ -146,8 +146,15 @@ def chosen(table: Table, words: Sequence[str], datasets: Sequence[str]) -> list[
             there = ", ".join(dict.fromkeys(row.dataset for row in table.rows))
             raise ValueError(f"{table.name} has no rows on {dataset!r}; there are {there}")
     rows = [row for row in table.rows if not datasets or row.dataset in datasets]
-    found = [row for row in rows if not words or any(word.lower() in row.label.lower() for word in words)]
+    named = [_named(rows, word, table) for word in words]
+    return [row for row in rows if not words or any(row in each for each in named)]
+
+
+def _named(rows: Sequence[Row], word: str, table: Table) -> list[Row]:
+    """The rows of this label; if there are none, those whose labels contain it."""
+    exact = [row for row in rows if row.label.lower() == word.lower()]
+    found = exact or [row for row in rows if word.lower() in row.label.lower()]
     if not found:
-        labels = ", ".join(repr(row.label) for row in rows[:8])
-        raise ValueError(f"no row of {table.name} is called {' or '.join(map(repr, words))}; there are {labels}, ...")
+        labels = ", ".join(repr(label) for label in list(dict.fromkeys(row.label for row in rows))[:8])
+        raise ValueError(f"no row of {table.name} is called {word!r}; there are {labels}, ...")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Drawn
 
 from convnn_lab.recipes import Recipe
@@ -71,15 +73,27 @@ def collect(table: Table, output: Path) -> list[Result]:
 
 
 def _of_row(row: Row, home: Path) -> list[Result]:
-    groups: dict[Recipe, list[Run]] = {}
+    groups: dict[Any, list[Run]] = {}
     for folder in sorted(home.glob("seed-*"), key=lambda path: (len(path.name), path.name)):
         run = Run(folder)
-        if run.exists and run.finished:
-            recipe = plain(run.recipe()[1])
-            if _freed(recipe) != _freed(recipe_of(row)[1]):
-                raise ValueError(f"{folder} holds a run of another recipe than {row.label} on {row.dataset}")
-            groups.setdefault(replace(recipe, seed=0), []).append(run)
+        try:
+            if run.exists and run.finished:
+                groups.setdefault((replace(_recipe(row, run), seed=0), run.counts()), []).append(run)
+        except (ValueError, OSError) as error:  # one that is damaged hides no others
+            sys.stderr.write(f"convnn: note: left out: {error}\n")
     return [_result(row, runs) for runs in groups.values()]
+
+
+def _recipe(row: Row, run: Run) -> Recipe:
+    """What a finished run was run by, once all that is quoted of it is known to be there."""
+    recipe = plain(run.recipe()[1])
+    if _freed(recipe) != _freed(recipe_of(row)[1]):
+        raise ValueError(f"{run.folder} holds a run of another recipe than {row.label} on {row.dataset}")
+    if [int(epoch["epoch"]) for epoch in run.rows()] != list(range(recipe.epochs)):
+        raise ValueError(f"{run.folder / 'metrics.csv'} does not have the {recipe.epochs} epochs of the run")
+    if not (run.folder / "environment.json").exists() or not (run.folder / "data.json").exists():
+        raise ValueError(f"{run.folder} lacks environment.json or data.json")
+    return recipe
 
 
 def _freed(recipe: Recipe) -> Recipe:
@@ -169,9 +183,9 @@ def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Map
         known = [row.printed.accuracy or "-", "-" if row.logged is None else f"{row.logged.accuracy:.2f}"]
         for each in there.get(key, []):
             how = [str(len(each.seeds)), str(each.epochs), each.job.recipe.precision, _time(each.seconds)]
-            drawn.add_row(*key, *known, each.accuracy, f"{mean(each.losses):.4f}", *how, each.job.again)
+            drawn.add_row(*key, *known, each.accuracy, f"{mean(each.losses):.4f}", *how, escape(each.job.again))
         if key in said:
-            drawn.add_row(*key, *known, "-", "", "", "", "", "", said[key])
+            drawn.add_row(*key, *known, "-", "", "", "", "", "", escape(said[key]))
     console.print(drawn)
 
 

@@ -33,7 +33,7 @@ def train(name: str, recipe: Recipe, output: Path | None = None, *, quiet: bool 
     run = Run(default_folder(name, recipe) if output is None else output)
     if surroundings.global_rank(recipe.devices) == 0:
         run.require_new()
-    return Session(run, name, recipe, source, began, quiet).fit(None)
+    return Session(run, name, recipe, source, began, quiet).begin()
 
 
 def resume(folder: Path, *, max_time: str | None = None, data_dir: Path | None = None, quiet: bool = False) -> Run:
@@ -51,7 +51,7 @@ def resume(folder: Path, *, max_time: str | None = None, data_dir: Path | None =
     if run.finished:
         return run
     source = load(recipe, surroundings.device_of(recipe))
-    return Session(run, name, recipe, source, began, quiet).fit(run.last(_warn))
+    return Session(run, name, recipe, source, began, quiet).go_on()
 
 
 @dataclass
@@ -65,39 +65,61 @@ class Session:
     began: float
     quiet: bool
 
-    def fit(self, last: Path | None) -> Run:
-        """Train from a checkpoint, or from the first step."""
-        run, first = self.run, surroundings.global_rank(self.recipe.devices) == 0
-        surroundings.set_up(self.recipe)
-        pl.seed_everything(self.recipe.seed, workers=True, verbose=False)
-        self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
-        # Nothing is written before all is known to fit together.
-        new = first and not run.exists
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return surroundings.global_rank(self.recipe.devices) == 0
+
+    def begin(self) -> Run:
+        """Train from the first step. Nothing is written before all is known to fit together."""
+        self._prepare(None)
+        new = self.first and not self.run.exists
         if new:
-            run.create(self.name, self.recipe, self.source)
-        with run.alone() if first else nullcontext():
-            if first:
-                run.started({**surroundings.environment(self.trainer), "steps": self.launched})
-            path = None if last is None else str(last / checkpoints.STATE)
-            try:
-                self.trainer.fit(self.learner, ckpt_path=path, weights_only=True)
-                self._conclude("finished")
-            except Stopped:
-                run.interrupted = self.keeper.asked.startswith("SIG")
-                self._conclude("stopped")
-            except NonFiniteError:
-                self._conclude("failed")
-                raise
-            except Exception:
-                if new and self.learner.step == 0:
-                    run.remove()  # not even a step came of it
-                raise
-            finally:
-                self.keeper.leave()
+            self.run.create(self.name, self.recipe, self.source)
+        with self.run.alone() if self.first else nullcontext():
+            if self.first and self.run.checkpoints.exists():
+                raise ValueError(f"another process has trained in {self.run.folder} meanwhile")
+            return self._fit(None, new=new)
+
+    def go_on(self) -> Run:
+        """Train from the last checkpoint. Nothing is read before whoever else trains here is done."""
+        with self.run.alone() if self.first else nullcontext():
+            if self.run.finished:
+                return self.run
+            self.run.require_same(self.source)
+            last = self.run.last(_warn)
+            if last is not None and not (last / checkpoints.STATE).exists():
+                folder = self.run.folder
+                raise ValueError(f"{folder} kept the weights alone, as finished runs do; remove it to run it again")
+            self._prepare(None if last is None else store.read_json(last / store.MANIFEST))
+            return self._fit(last, new=False)
+
+    def _fit(self, last: Path | None, *, new: bool) -> Run:
+        run = self.run
+        if self.first:
+            run.started({**surroundings.environment(self.trainer), "steps": self.launched})
+        path = None if last is None else str(last / checkpoints.STATE)
+        try:
+            self.trainer.fit(self.learner, ckpt_path=path, weights_only=True)
+            self._conclude("finished")
+        except Stopped:
+            run.interrupted = self.keeper.asked.startswith("SIG")
+            self._conclude("stopped")
+        except NonFiniteError:
+            self._conclude("failed")
+            raise
+        except Exception:
+            if new and self.learner.step == 0:
+                run.remove()  # not even a step came of it
+            raise
+        finally:
+            self.keeper.leave()
         return run
 
     def _prepare(self, state: dict[str, Any] | None) -> None:
         recipe, source = self.recipe, self.source
+        surroundings.set_up(recipe)
+        pl.seed_everything(recipe.seed, workers=True, verbose=False)
         model = build(recipe, source.channels, source.size, len(source.classes))
         moving = Morph.of(recipe)
         if moving is not None:

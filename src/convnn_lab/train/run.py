@@ -53,17 +53,32 @@ class Run:
         folder = self.folder
         if self.exists:
             raise ValueError(f"{folder} holds a run already; convnn train --resume {folder} goes on with it")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        begun = {"data.json", ".lock"}  # what a process killed in its first moment leaves
+        if folder.exists() and (not folder.is_dir() or any(each.name not in begun for each in folder.iterdir())):
             raise ValueError(f"--output must name a new or empty folder, got {folder}")
 
     def create(self, name: str, recipe: Recipe, source: Any) -> None:
         """Begin a run: what its data look like, then what was asked for."""
         with store.storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        about = {name: getattr(source, name) for name in ("classes", "channels", "native", "size", "mean", "std")}
-        store.write_json(self.folder / "data.json", about)
+        names = ("classes", "channels", "native", "size", "mean", "std", "train_count", "test_count")
+        store.write_json(self.folder / "data.json", {name: getattr(source, name) for name in names})
         # Time is given to a process, not to a run.
         store.write_json(self.folder / "config.json", {"recipe": name, **recipe.as_dict(), "max_time": None})
+
+    def counts(self) -> tuple[int | None, int | None]:
+        """How many samples it learns from and is tested on; None in runs that did not note it."""
+        about = store.read_json(self.folder / "data.json")
+        return about.get("train_count"), about.get("test_count")
+
+    def require_same(self, source: Any) -> None:
+        """Refuse data that are not as many as at the start."""
+        began, now = self.counts(), (source.train_count, source.test_count)
+        if None not in began and began != now:
+            said = " and ".join(f"{count:,}" for count in began if count is not None)
+            raise ValueError(
+                f"{self.folder} learns from and is tested on {said} samples, got {now[0]:,} and {now[1]:,}"
+            )
 
     def remove(self) -> None:
         """Take a run away of which nothing came."""
@@ -89,9 +104,12 @@ class Run:
             raise ValueError(f"{self.folder / 'config.json'} is no recipe: {error}") from None
 
     def summary(self) -> dict[str, Any] | None:
-        """How it ended, if it did."""
+        """How it ended, if it did; one that cannot be read is none, and a run that goes on writes it anew."""
         path = self.folder / "summary.json"
-        return store.read_json(path) if path.exists() else None
+        try:
+            return store.read_json(path) if path.exists() else None
+        except ValueError:
+            return None
 
     @property
     def finished(self) -> bool:
