@@ -13,6 +13,10 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPVisionConfig,
     Gemma2Config,
     Gemma2Model,
     LlamaConfig,
@@ -24,8 +28,9 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.vit.modeling_vit import ViTAttention
 
 import convnn
-from convnn import ConvNNAttention, MultiheadConvNN
-from convnn.integrations.transformers import attend, register_attention
+from convnn import ConvNNAttention, MultiheadConvNN, morph
+from convnn.candidates import random
+from convnn.integrations.transformers import attend, configure, register_attention
 from convnn.similarity import Bilinear
 
 SMALL: dict[str, Any] = {
@@ -61,7 +66,7 @@ def test_a_model_is_told_to_attend_through_convnn() -> None:
     before = model(x).last_hidden_state
     model.set_attn_implementation("convnn")
     torch.testing.assert_close(model(x).last_hidden_state, before, **CLOSE)
-    model.config.convnn = {"k": 26}
+    configure(model, k=26)
     torch.testing.assert_close(model(x).last_hidden_state, before, **CLOSE)
     model.config.convnn = {"k": 4}
     fewer = model(x).last_hidden_state
@@ -144,6 +149,75 @@ def test_at_the_start_of_a_text_there_are_fewer_than_k() -> None:
     torch.testing.assert_close(model(prompt).logits[:, :3], short, **CLOSE)
     model.set_attn_implementation("eager")
     torch.testing.assert_close(model(prompt[:, :3]).logits, short, **CLOSE)
+
+
+@pytest.mark.parametrize("masks", ["eager", "sdpa"])
+@pytest.mark.parametrize("weighting", ["softmax", "uniform", "softmin", "sparsemax"])
+@pytest.mark.parametrize("k", [4, "all"])
+def test_what_comes_later_is_not_seen(k: Any, weighting: str, masks: str) -> None:
+    model, prompt = llama(attn_implementation=masks), torch.randint(3, 50, (2, 9))
+    rules = {"*.self_attn": ConvNNAttention.using(k=k, weighting=weighting, kernel=None)}
+    twin = convnn.convert(model, rules)[0]
+    other = prompt.clone()
+    other[:, 8] = 2
+    ours, theirs = twin(prompt).logits, twin(other).logits
+    torch.testing.assert_close(ours[:, :8], theirs[:, :8], **CLOSE)
+    assert (ours[:, 8] - theirs[:, 8]).abs().max() > 1e-3
+
+
+def test_a_prompt_may_be_shorter_than_a_kernel() -> None:
+    model, prompt = llama(attn_implementation="sdpa"), torch.randint(3, 50, (2, 9))
+    twin = convnn.convert(model, {"*.self_attn": ConvNNAttention.using(k=6)})[0]
+    torch.testing.assert_close(twin(prompt[:, :3]).logits, twin(prompt).logits[:, :3], **CLOSE)
+    tokens = twin.generate(prompt[:, :3], max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert tokens.shape == (2, 8)
+    assert torch.equal(tokens[:, 3:4], twin(prompt[:, :3]).logits[:, -1:].argmax(-1))
+    twin.model.config._attn_implementation_internal = "eager"
+    given = twin(prompt[:, :3], output_attentions=True).attentions[0]
+    assert given.shape == (2, 4, 3, 3)
+
+
+def test_a_model_of_several_parts_is_told_once(tmp_path: Path) -> None:
+    text, sight = CLIPTextConfig(vocab_size=50, **SMALL), CLIPVisionConfig(image_size=20, patch_size=4, **SMALL)
+    config = CLIPConfig(text_config=text.to_dict(), vision_config=sight.to_dict(), projection_dim=16)
+    model = CLIPModel(config).eval()
+    given = {"input_ids": torch.randint(3, 49, (2, 7)), "pixel_values": torch.randn(2, 3, 20, 20)}
+    before = model(**given).logits_per_image
+    model.set_attn_implementation("convnn")
+    torch.testing.assert_close(model(**given).logits_per_image, before, **CLOSE)
+    configure(model, k=1)
+    nearest = model(**given).logits_per_image
+    assert (nearest - before).abs().max() > 1e-3
+    model.save_pretrained(tmp_path)
+    again = CLIPModel.from_pretrained(tmp_path, attn_implementation="convnn").eval()
+    torch.testing.assert_close(again(**given).logits_per_image, nearest)
+    with pytest.raises(ValueError, match=r"convnn knows k, kernel, .*, got kk"):
+        configure(model, kk=4)
+    with pytest.raises(ValueError, match="Linear has no configuration of transformers"):
+        configure(torch.nn.Linear(2, 2), k=4)
+
+
+def test_candidates_of_a_name_are_drawn_anew_in_training_alone() -> None:
+    register_attention("convnn-among-8", k=4, candidates=random(8))
+    model, x = vit(attn_implementation="convnn-among-8"), torch.randn(1, 3, 20, 20)
+    assert torch.equal(model(x).last_hidden_state, model(x).last_hidden_state)
+    model.train()
+    assert not torch.equal(model(x).last_hidden_state, model(x).last_hidden_state)
+    with pytest.raises(ValueError, match="self_score is for tokens that are their own neighbours"):
+        register_attention("convnn-one", k=4, candidates=random(8), self_score="one")
+    rules = {ViTAttention: MultiheadConvNN.using(k=4, candidates=random(8), self_score="one")}
+    with pytest.raises(ValueError, match="self_score is for tokens that are their own neighbours"):
+        convnn.convert(vit(), rules)
+
+
+def test_twins_move_along_the_spectrum() -> None:
+    twin = convnn.convert(bert(attn_implementation="sdpa"))[0]
+    names = morph.apply(twin, k=3)
+    assert names == [f"encoder.layer.{layer}.attention.self.convnn" for layer in (0, 1)]
+    given = padded()
+    configured = bert(attn_implementation="convnn", convnn={"k": 3})
+    configured.load_state_dict(twin.state_dict())
+    torch.testing.assert_close(twin(**given)[0], configured(**given)[0], **CLOSE)
 
 
 def test_attention_to_another_sequence() -> None:

@@ -285,3 +285,11 @@ def test_a_rule_for_a_map_stays_one_beside_added_keys(added: bool) -> None:
     assert layer(*[torch.randn(1, 9, 12)] * 3)[0].shape == (1, 9, 12)
     with pytest.raises(ValueError, match=r"the mask is for \(9, (9|10)\) queries and keys, got \(8, (8|9)\)"):
         layer(*[torch.randn(1, 8, 12)] * 3)
+
+
+def test_it_is_compiled_as_a_whole_for_every_length() -> None:
+    layer = MultiheadConvNN(16, 4, k=5, batch_first=True).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for tokens in (14, 21, 33):
+        x = torch.randn(2, tokens, 16)
+        torch.testing.assert_close(compiled(x, x, x)[0], layer(x, x, x)[0])

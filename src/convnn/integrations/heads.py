@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convnn import checks, functional
@@ -34,7 +35,7 @@ class Heads(nn.Module):
     Args:
         channels: the channels of a head's values.
         heads: how many there are; only told apart where each has its own kernel.
-        k: how many neighbours; where there is no kernel and there are fewer keys, all of them.
+        k: how many neighbours; where there are fewer keys, all of them, and slots that stay empty.
         kernel, shared_kernel, kernel_init, similarity, weighting, candidates, self_score, mask, backend: as in
             :class:`~convnn.ConvNNAttention`.
 
@@ -103,11 +104,24 @@ class Heads(nn.Module):
         """
         if scale is not None and self.similarity is scaled_dot:
             query = query * (scale * query.shape[-1] ** 0.5)
+        keys = key.shape[-2]
+        if self.kernel is not None and keys < self.k:  # type: ignore[operator]
+            key, value, masks = self._filled(key, value, masks)
         options = self._options(key, own) | {"mask": [*self.mask.all(), *masks] or None}
         if need_weights:
-            return with_weights(self.kernel, (query, key, value), Weigh(self.weighting, dropout_p), **options)
+            weigh = Weigh(self.weighting, dropout_p)
+            output, weights = with_weights(self.kernel, (query, key, value), weigh, **options)
+            return output, weights[..., :keys]
         run = functional.convnn if self.kernel is None else self.kernel
         return run(query, key, value, weighting=self.weighting, dropout_p=dropout_p, **options), None
+
+    def _filled(self, key: Tensor, value: Tensor, masks: Sequence[Any]) -> tuple[Tensor, Tensor, list[Any]]:
+        """As many keys as the kernel has taps, those that are not there forbidden."""
+        keys = key.shape[-2]
+        more = (0, self.k - keys)  # type: ignore[operator]
+        there = torch.arange(keys + more[1], device=key.device) < keys
+        longer = [F.pad(mask, more) if isinstance(mask, Tensor) and mask.shape[-1] == keys else mask for mask in masks]
+        return F.pad(key, (0, 0, *more)), F.pad(value, (0, 0, *more)), [*longer, there[None, :]]
 
     def _options(self, key: Tensor, own: bool) -> dict[str, Any]:
         keys = key.shape[-2]

@@ -4,10 +4,10 @@ After ``import convnn.integrations.transformers`` every model that asks transfor
 all do: ViT, BERT, CLIP, Llama, ...) can be told ``model.set_attn_implementation("convnn")``, or be built with
 ``attn_implementation="convnn"``. How it attends stands in its configuration::
 
-    model.config.convnn = {"k": 9}
+    configure(model, k=9)
 
-which is saved and loaded with it, or in a name of one's own, see :func:`register_attention`. :func:`convnn.convert`
-replaces attentions one by one instead, where a rule may give each its own.
+which is saved and loaded with it as ``config.convnn``, or in a name of one's own, see :func:`register_attention`.
+:func:`convnn.convert` replaces attentions one by one instead, where a rule may give each its own.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ import inspect
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
     from transformers.masking_utils import sdpa_mask
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "convnn.integrations.transformers needs transformers: pip install transformers"
     ) from missing
 
-from convnn.integrations.heads import Heads, adopted, options_of, where_of
+from convnn.integrations.heads import OPTIONS, Heads, adopted, options_of, where_of
 from convnn.surgery import Refused, Twin, register
 from convnn.surgery.attention import why_no_attention
 from convnn.surgery.carry import built
+from convnn.weighting import softmax
 
-__all__ = ["NAME", "register_attention"]
+__all__ = ["NAME", "configure", "register_attention"]
 
 NAME = "convnn"
+
+NO_SELF = "self_score is for tokens that are their own neighbours, and transformers does not say which these are"
 
 # What some models ask of an attention and this one does not do.
 UNKNOWN = ("softcap", "s_aux", "indices", "block_indices", "cache", "block_mask", "head_mask")
@@ -58,11 +62,41 @@ def register_attention(name: str, **options: Any) -> None:
     """
     if options.get("kernel") is not None:
         raise ValueError("a kernel learns and a name belongs to no model: convert the model with convnn.convert")
-    heads = Heads(1, 1, **options)
+    heads = _built(options)
     if any(True for _ in heads.parameters()):
         raise ValueError("what learns belongs to a model and a name to none: convert the model with convnn.convert")
     AttentionInterface.register(name, partial(attend, heads))
     AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def configure(model: nn.Module, **options: Any) -> None:
+    """Say in all configurations of a model how it attends: ``config.convnn``, of its parts and of their copies too.
+
+    A model of several parts, as CLIP, has a configuration for each, and attentions look into their own.
+
+    Args:
+        options: as for :func:`register_attention`, but what a JSON file can hold.
+    """
+    _built(options)
+    found = [
+        config for part in model.modules() if isinstance(config := getattr(part, "config", None), PretrainedConfig)
+    ]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no configuration of transformers")
+    for config in found:
+        config.convnn = dict(options)
+
+
+def _built(options: dict[str, Any]) -> Heads:
+    """The search that options mean."""
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ValueError(f"convnn knows {', '.join(OPTIONS)}, got {', '.join(unknown)}")
+    if options.get("self_score", "true") != "true":
+        raise ValueError(
+            "self_score is for tokens that are their own neighbours, which transformers does not tell apart"
+        )
+    return Heads(1, 1, **options)
 
 
 def attend(
@@ -96,6 +130,12 @@ def attend(
         size = f"a window of {window} for {key.shape[2]} keys and no mask: let the model use 'sdpa' or 'eager' masks"
         raise ValueError(f"attention 'convnn' needs the mask of a sliding window, got {size}")
     heads = heads if heads is not None else _heads_of(module)
+    if heads.training != module.training:
+        heads.train(module.training)  # one that belongs to no model
+    if attention_mask is not None and attention_mask.is_floating_point() and heads.weighting is not softmax:
+        # By any other weighting the lowest number, which "eager" masks forbid with, would count.
+        least = torch.finfo(attention_mask.dtype).min
+        attention_mask = attention_mask.masked_fill(attention_mask <= least, -torch.inf)
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1 and key.shape[1] != query.shape[1]:
         key, value = (tokens.repeat_interleave(groups, 1) for tokens in (key, value))
@@ -121,7 +161,7 @@ def _heads_of(module: Any) -> Heads:
     said = getattr(module.config, NAME, None) or {}
     if not isinstance(said, dict) or said.get("kernel") is not None:
         raise ValueError(f"config.convnn must be a dictionary such as {{'k': 9}}, without a kernel, got {said!r}")
-    return Heads(1, 1, **said)
+    return _built(said)
 
 
 def asks_the_registry(module: nn.Module) -> bool:
@@ -142,6 +182,8 @@ def attention(module: Any, layer: Any) -> Twin:
     if asked:
         raise Refused(f"it asks its attention for {', '.join(asked)}, which the operator does not know")
     options = options_of(layer)
+    if options.get("self_score", "true") != "true":
+        raise Refused(NO_SELF)
     made = adopted(module, type(module))
     channels, heads = _sizes(module) if options.get("kernel") is not None else (1, 1)
     made.convnn = built(Heads, channels=channels, heads=heads, **options, **where_of(module))

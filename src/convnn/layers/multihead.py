@@ -191,17 +191,22 @@ class MultiheadConvNN(Configurable, nn.MultiheadAttention):
                 "nested tensors are not supported: build the encoder with enable_nested_tensor=False, or set "
                 "use_nested_tensor=False on it"
             )
-        came = ", ".join(str(tuple(tokens.shape)) for tokens in (query, key, value))
+        tokens = (query, key, value)
         if query.ndim not in (2, 3) or key.ndim != query.ndim or value.ndim != query.ndim:
-            raise ValueError(f"query, key and value must all have 3 dimensions, or 2 without a batch, got {came}")
+            raise ValueError(f"query, key and value must all have 3 dimensions, or 2 without a batch, {_got(tokens)}")
         sizes = (self.embed_dim, self.kdim, self.vdim)
-        if tuple(tokens.shape[-1] for tokens in (query, key, value)) != sizes:
-            raise ValueError(f"query, key and value must have {sizes} channels, got {came}")
+        if tuple(each.shape[-1] for each in tokens) != sizes:
+            raise ValueError(f"query, key and value must have {sizes} channels, {_got(tokens)}")
         if key.shape[:-1] != value.shape[:-1]:
-            raise ValueError(f"there must be a value for every key, got {came}")
+            raise ValueError(f"there must be a value for every key, {_got(tokens)}")
         batch = 0 if self.batch_first else 1
         if query.ndim == 3 and query.shape[batch] != key.shape[batch]:
-            raise ValueError(f"queries and keys must be of one batch, got {came}")
+            raise ValueError(f"queries and keys must be of one batch, {_got(tokens)}")
+
+
+def _got(tokens: Sequence[Tensor]) -> str:
+    """What came; only said where it is wrong, for a compiler has no words for sizes that change."""
+    return "got " + ", ".join(str(tuple(each.shape)) for each in tokens)
 
 
 def _require(name: str, mask: Tensor, *shapes_allowed: tuple[int, ...]) -> None:
