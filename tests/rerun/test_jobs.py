@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -112,7 +113,7 @@ def test_results_stand_beside_what_is_known_and_finished_runs_are_left_alone(
     figures._against(axes, [each for each in found if each.row.dataset == "cifar10"], "ratio", "λ")
     drawn = {tuple(line.get_xdata()): list(line.get_ydata()) for line in axes.get_lines() if line.get_marker() == "o"}
     assert drawn[0.0, 0.5] == pytest.approx([float(plain["accuracy"]), float(hybrid["accuracy"])], rel=1e-5)
-    assert set(axes.get_legend_handles_labels()[1]) == {"ours", "author's logs"}
+    assert set(axes.get_legend_handles_labels()[1]) == {"ours", "author's logs, 10 epochs"}
     for name in ("gflops.png", "loss.png"):
         assert (tmp_path / "tiny" / name).stat().st_size > 5000
         (tmp_path / "tiny" / name).unlink()
@@ -208,6 +209,23 @@ def test_lines_of_a_figure_are_called_what_they_differ_in(tmp_path: Path) -> Non
     assert names("vgg-lr", "lr") == {"λ = 0.0", "λ = 0.5", "λ = 1.0"}
     assert names("vit-k", "k") == {"convnn, all", "convnn, random", "kvt"}
     assert "spatial, λ = 0.5" in names("vgg-candidates", "r")
+
+
+def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
+    rows = plan.chosen(TABLES["vgg-k"], ["3x3", "2x2"], ["cifar10"])[:12]
+    short, long = (planned(rows, [42], tmp_path, Told(epochs=each, precision="tf32")) for each in (5, 150))
+    found = [replace(result(row, job), epochs=5) for row, (job,) in zip(rows, short, strict=True)]
+    assert figures.about(found) == "ours: 5 epochs, tf32, 1 seed"
+    more = [replace(result(row, job), seeds=(42, 43)) for row, (job,) in zip(rows, long, strict=True)]
+    both = figures.about([*found, *more])
+    assert both == "ours: 5 to 150 epochs, tf32, 1 to 2 seeds; means over seeds, bars: their standard deviation"
+    axes: Any = Figure().subplots()
+    figures._against_gflops(axes, [*found, *more], "k")
+    labels = axes.get_legend_handles_labels()[1]
+    assert "3x3 kernel, λ = 0.0, 5 epochs, tf32" in labels
+    assert "3x3 kernel, λ = 0.0, 150 epochs, tf32" in labels
+    looks = {tuple(figures._look(number).items()) for number in range(40)}
+    assert len(looks) == 40
 
 
 def result(row: Row, job: Job) -> results.Result:

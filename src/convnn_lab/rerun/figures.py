@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from convnn_lab.recipes import RECIPES
 from convnn_lab.rerun.results import Result
 from convnn_lab.tables import Table
 from convnn_lab.train import store
@@ -30,7 +31,7 @@ def draw(folder: Path, table: Table, results: Sequence[Result]) -> list[Path]:
     if not results:
         return []
     drawn = [folder / "gflops.png"]
-    _panels(drawn[0], results, _against_gflops)
+    _panels(drawn[0], results, _against_gflops, VARIED.get(table.name, ("", ""))[0])
     if table.name in VARIED:
         drawn.append(folder / f"accuracy-{VARIED[table.name][0]}.png")
         _panels(drawn[-1], results, _against, *VARIED[table.name])
@@ -82,12 +83,34 @@ def _panels(
         axes[0].set_title(dataset, loc="left", fontsize="medium")
         for each in axes:
             each.grid(alpha=0.3)
-            each.legend(fontsize="x-small")
+            many = len(each.get_legend_handles_labels()[0]) > 6
+            aside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if many else {}
+            each.legend(fontsize="x-small", **aside)
+    figure.supxlabel(about(results), fontsize="x-small")
     written = BytesIO()
     figure.savefig(written, dpi=120, format="png")
     with store.storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     store.write(path, written.getvalue())
+
+
+def about(results: Sequence[Result]) -> str:
+    """What a figure is made of: how long, how precisely and how often rows were run, and what bars are."""
+    epochs = sorted({each.epochs for each in results})
+    precisions = sorted({each.job.recipe.precision for each in results})
+    seeds = sorted({len(each.seeds) for each in results})
+    said = [f"{_span(epochs)} epochs", " and ".join(precisions), f"{_span(seeds)} seed{'s' * (seeds != [1])}"]
+    bars = "; means over seeds, bars: their standard deviation" if seeds[-1] > 1 else ""
+    return f"ours: {', '.join(said)}{bars}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _look(number: int) -> dict[str, str]:
+    """A colour, and after ten of them another mark."""
+    return {"color": f"C{number % 10}", "marker": "osD^vP*X"[number // 10 % 8]}
 
 
 def _losses(axes: Any, group: Sequence[Result]) -> None:
@@ -115,13 +138,12 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
     for number, (name, points) in enumerate(lines.items()):
         points.sort(key=lambda each: each.row.configuration[field])
         places = [each.row.configuration[field] for each in points]
-        colour, spreads = f"C{number % 10}", [each.spread or 0.0 for each in points]
+        spreads, look = [each.spread or 0.0 for each in points], _look(number)
         axes.errorbar(
             places,
             [mean(each.accuracies) for each in points],
             spreads,
-            color=colour,
-            marker="o",
+            **look,
             capsize=2,
             label=name or "ours",
         )
@@ -131,39 +153,37 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
         if logged:
             axes.plot(
                 *zip(*logged, strict=True),
-                color=colour,
+                color=look["color"],
                 linestyle=":",
                 marker="x",
-                label=f"{name}{name and ', '}author's logs",
+                label=f"{name}{name and ', '}author's logs, {RECIPES[points[0].job.recipe_name].epochs} epochs",
             )
     axes.set_xscale("log" if field == "lr" else "linear")
     axes.set_xlabel(said)
     axes.set_ylabel("test accuracy in %")
 
 
-def _against_gflops(axes: Any, group: Sequence[Result]) -> None:
+def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
+    """Accuracy against cost; where a table varies a field, points have its value beside them."""
     kinds: dict[str, list[Result]] = {}
     for each in group:
-        kinds.setdefault(_kind(each), []).append(each)
+        kinds.setdefault((_series(each, group, field) or "ours") if field else _named(each, group), []).append(each)
+        if field in each.row.configuration:
+            place = (each.gflops, mean(each.accuracies))
+            axes.annotate(f" {each.row.configuration[field]:g}", place, fontsize="xx-small")
     for number, (name, several) in enumerate(kinds.items()):
         values, spreads = [mean(each.accuracies) for each in several], [each.spread or 0.0 for each in several]
         axes.errorbar(
             [each.gflops for each in several],
             values,
             spreads,
-            color=f"C{number % 10}",
-            marker="o",
+            **_look(number),
             linestyle="",
             capsize=2,
             label=name,
         )
     axes.set_xlabel("true GFLOPS of one image, forward")
     axes.set_ylabel("test accuracy in %")
-
-
-def _kind(each: Result) -> str:
-    """A label up to the numbers in it."""
-    return each.row.label.split(", k =")[0].split(", r =")[0]
 
 
 # How lines are told apart, as far as the rows of a figure differ in it.
