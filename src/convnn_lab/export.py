@@ -106,8 +106,26 @@ def _write_program(model: nn.Module, example: Tensor, path: Path, about: dict[st
     torch.export.save(exported, path, extra_files={f"{ABOUT}.json": json.dumps(_plain(about))})
     with _quietly():
         loaded: Any = torch.export.load(path).module()
-    sizes = limits(exported, example)
+    sizes = _tried(loaded, example, limits(exported, example))
     return Exported(path, sizes, _difference(model, loaded, example, sizes))
+
+
+def _tried(run: Any, example: Tensor, sizes: Sizes) -> Sizes:
+    """The same with the least sides a program really runs: what it requires of them is not all in its ranges."""
+    if "height" not in sizes or any(least == most for least, most in sizes.values()):
+        return sizes
+    batch, channels, whole, _ = example.shape
+
+    def runs(side: int) -> bool:
+        try:
+            for sides in ((side, side), (side, whole), (whole, side)):
+                run(example.new_zeros(batch, channels, *sides))
+        except (RuntimeError, AssertionError):  # what torch raises where a size is refused
+            return False
+        return True
+
+    least = next((side for side in range(1, whole) if runs(side)), whole)
+    return {name: (max(low, least if name != "batch" else low), most) for name, (low, most) in sizes.items()}
 
 
 def _write_onnx(model: nn.Module, example: Tensor, path: Path, about: dict[str, Any]) -> Exported:
