@@ -68,6 +68,7 @@ def test_over_candidates_plain_and_ours_agree(monkeypatch: pytest.MonkeyPatch) -
 def test_what_holds_all_scores_is_left_out_where_they_are_many() -> None:
     inputs, _ = op.problem(CASE, "meta", BRAIN)
     names = {each.name for each in op.contenders(Case(12, 16384, 64, 16), inputs, every_dense=True)}
+    assert names < set(op.NAMES)
     assert names.isdisjoint({"plain", "kvt, masked", "kvt, flex", "sdpa, math"})
     assert {"sdpa", "convnn", "sdpa, flash", "sdpa, efficient", "flex"} <= names
 

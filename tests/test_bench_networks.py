@@ -110,5 +110,9 @@ def test_what_was_measured_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_networks_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "long", "--models", "vgg11"]) == cli.MISUSED
     assert "--models is for convnn bench vgg" in capsys.readouterr().err
+    assert cli.main(["bench", "long", "--contenders", "sdpa"]) == cli.MISUSED
+    assert "--contenders is for convnn bench op" in capsys.readouterr().err
+    assert cli.main(["bench", "op", "--contenders", "spda"]) == cli.MISUSED
+    assert "convnn bench op has 'sdpa', 'convnn', 'convnn, no kernel'" in capsys.readouterr().err
     assert cli.main(["bench", "vgg", "--models", "vgg12"]) == cli.MISUSED
     assert "vgg12" in capsys.readouterr().err

@@ -125,6 +125,8 @@ class Bench:
     CUDA device; or the thesis's correctness test, on any"""
     models: tuple[Literal["vgg11", "resnet50"], ...] = ()
     """the networks of vgg; all unless told"""
+    contenders: tuple[str, ...] = ()
+    """of op, those of these names; all unless told"""
     csv: Path | None = None
     """also write the table to this file"""
 
@@ -138,6 +140,13 @@ class Bench:
 
         if self.models and self.what != "vgg":
             raise ValueError(f"--models is for convnn bench vgg, got it with {self.what}")
+        if self.contenders and self.what != "op":
+            raise ValueError(f"--contenders is for convnn bench op, got it with {self.what}")
+        unknown = [name for name in self.contenders if name not in op.NAMES]
+        if unknown:
+            raise ValueError(
+                f"convnn bench op has {', '.join(map(repr, op.NAMES))}, got {', '.join(map(repr, unknown))}"
+            )
         if self.what == "correctness":
             device = "cuda" if torch.cuda.is_available() else "cpu"
             correctness.show(correctness.differences(device=device), self.csv)
@@ -148,7 +157,8 @@ class Bench:
             report.show(networks.networks(chosen), self.csv, measure.Training)
             return HOLDS
         tables: dict[str, Any] = {"op": op.op, "attention": layer.attention, "conv": conv.conv, "long": long.long}
-        report.show(tables[self.what](), self.csv)
+        only = {"only": self.contenders} if self.contenders else {}
+        report.show(tables[self.what](**only), self.csv)
         return HOLDS
 
 

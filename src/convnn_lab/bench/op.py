@@ -51,10 +51,20 @@ CASES = [
 ]
 
 
-def op(cases: Sequence[Case] = CASES) -> Iterator[Row]:
+NAMES = (
+    *("sdpa", "convnn", "convnn, no kernel", "plain", "kvt, masked", "kvt, flex"),
+    *(f"sdpa, {name}" for name in peers.BACKENDS),
+    "flex",
+)
+
+
+def op(cases: Sequence[Case] = CASES, only: Sequence[str] = NAMES) -> Iterator[Row]:
     """The operator alone; correctness is checked before anything is timed.
 
     Attention to all keys is timed in every way torch has with the first case of a size, and then as torch runs it.
+
+    Args:
+        only: the names of contenders to time.
     """
     require_device()
     sizes: set[tuple[int, int, int]] = set()
@@ -64,7 +74,8 @@ def op(cases: Sequence[Case] = CASES) -> Iterator[Row]:
         check(f"{case}, no kernel", inputs[:3], case.k, candidates)
         torch.compiler.reset()  # torch compiles a function for so many sizes only
         for contender in contenders(case, inputs, candidates, every_dense=case.size not in sizes):
-            yield timed(str(case), contender)
+            if contender.name in only:
+                yield timed(str(case), contender)
         sizes.add(case.size)
 
 
