@@ -64,7 +64,7 @@ class Random(nn.Module):
         padding: how many cells at every end of a side are padding, which is not drawn.
         per: one draw for the whole ``"batch"``, one for each ``"sample"`` (the first leading dimension) or one for each
             ``"head"`` (every leading index).
-        seed: of the draw in evaluation.
+        seed: of the draw in evaluation, which for ``"sample"`` and ``"head"`` also depends on the place in the batch.
         eval: ``"fixed"``, or ``"redraw"`` for new keys at every call in evaluation too.
 
     Example:
