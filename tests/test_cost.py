@@ -12,7 +12,7 @@ import torch
 
 import convnn
 from convnn import arguments, cost
-from convnn.backends import BACKENDS, held
+from convnn.backends import BACKENDS
 from convnn.backends.chunked import with_budget
 from convnn.cost import Cost, Sizes
 from convnn.functional import convnn as operator
@@ -122,7 +122,7 @@ H200: dict[tuple[str, str, str], Sizes] = {
 @pytest.mark.parametrize("case", H200, ids=": ".join)
 def test_a_gpu_is_told_from_its_rates(case: tuple[str, str, str]) -> None:
     given = H200[case]
-    said = cost.estimate(given, "triton", held.triton)
+    said = cost.estimate(given, "triton", BACKENDS["triton"].held)
     forward, both, held_forward, held_both = measured(*case)
     start = cost.RATES["cuda", "triton"].start
     assert said.forward_seconds is not None

@@ -82,7 +82,7 @@ LEVELS = [
     {"backends.triton.mix_grads"},
     {"backends.triton.few_ops", "backends.triton.mix", "backends.triton.scored"},
     {f"backends.triton.{name}" for name in ("few", "flops", "given", "mixed", "ranks")},
-    {"backends.triton.gates", "backends.triton.spread"},
+    {"backends.triton.gates", "backends.triton.held", "backends.triton.spread"},
     {"backends.triton.attention", "backends.triton.choice"},
     {"backends.triton"},
     {"backends"},

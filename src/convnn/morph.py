@@ -116,10 +116,12 @@ def apply(
 
 def layers(model: nn.Module) -> list[tuple[str, Any]]:
     """The layers of a model that choose neighbours, with their names."""
-    from convnn.integrations.heads import Heads  # noqa: PLC0415 - which are made of these layers
-
-    kinds = (ConvNNAttention, MultiheadConvNN, ConvNNNd, Heads)
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    kinds = (ConvNNAttention, MultiheadConvNN, ConvNNNd)
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, kinds) or getattr(module, "chooses_neighbours", False)
+    ]
 
 
 def dial(model: nn.Module) -> dict[str, list[float]]:

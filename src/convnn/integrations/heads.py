@@ -46,6 +46,8 @@ class Heads(nn.Module):
         True
     """
 
+    chooses_neighbours = True  # which convnn.morph looks for
+
     def __init__(
         self,
         channels: int,

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from convnn import checks, forms, laid
-from convnn.backends import chunked, held, reference
+from convnn.backends import chunked, reference
 from convnn.backends.record import Backend
 from convnn.backends.triton import few, given, mixed, modes, ops, shapes, spread
 from convnn.backends.triton.attention import attend
 from convnn.backends.triton.choice import choose, in_order
 from convnn.backends.triton.gates import CHANNELS, declines, otherwise, waits
+from convnn.backends.triton.held import bytes_held
 from convnn.backends.triton.modes import UNIFORM, Known
 from convnn.backends.triton.ranks import marked, ranks
 from convnn.backends.triton.scored import scored
@@ -211,7 +212,7 @@ def with_order(*, fixed: bool) -> Backend:
         partial(fused, atomic=not fixed),
         about="fused kernels on CUDA; no score matrix",
         waits=waits,
-        held=held.triton,
+        held=bytes_held,
     )
 
 
