@@ -86,8 +86,7 @@ def add_slots(
     if HAS_W:
         c = tl.arange(0, CP)
         shown = (slots < KK)[:, None] & (c < C)[None, :]
-        w = tl.load(W + c[None, :] * KK + slots[:, None], mask=shown, other=0.0).to(tl.float32)
-        v *= w[None, :, :]
+        v *= tl.load(W + c[None, :] * KK + slots[:, None], mask=shown, other=0.0).to(tl.float32)[None, :, :]
     return acc + tl.sum(v, axis=1), top, total, lost
 
 
