@@ -25,8 +25,9 @@ def browser() -> Iterator[Any]:
     path = browser_path()
     if path is None:
         pytest.skip(f"no browser to open the explorer page in: none of {', '.join(NAMES)} is installed")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where a page is opened
+
+    with sync_playwright() as started:
         opened = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
         opened.close()
