@@ -99,14 +99,21 @@ def test_other_data_are_refused_and_never_pooled(
         fit.resume(stopped, data_dir=data_dir / "cifar10")
 
 
-@pytest.mark.parametrize(("code", "said"), [(-signal.SIGKILL, "killed by SIGKILL"), (1, "another process is training")])
-def test_why_a_process_ended_is_its_own_word(code: int, said: str, two: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "last", "said"),
+    [
+        (-signal.SIGKILL, "epoch 2/8", "killed by SIGKILL"),
+        (2, "convnn: another trains here\nepoch 2/8 of whoever writes into it too", "another trains here"),
+        (1, "Traceback\ntorch.OutOfMemoryError: CUDA", "torch.OutOfMemoryError: CUDA"),
+    ],
+)
+def test_why_a_process_ended_is_its_own_word(code: int, last: str, said: str, two: Any, tmp_path: Path) -> None:
     log = tmp_path / "seed-42.log"
     log.write_text("convnn: an error of an earlier call\n")
     process = SimpleNamespace(poll=lambda: code, returncode=code)
     with log.open("a") as file:
         beside = jobs.Beside(two[0], process, file, file.tell())  # type: ignore[arg-type]
-        file.write("convnn: another process is training\nepoch 2/8 of whoever writes into it too\n")
+        file.write(f"convnn: note: by the way\nconvnn: warning: of this\n{last}\n")
         file.flush()
         outcome = jobs.Outcome()
         assert beside.ended(outcome, "all")

@@ -148,7 +148,8 @@ class Beside:
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         lines = Path(self.file.name).read_bytes()[self.began :].decode(errors="replace").strip().splitlines()
-        said = [line.removeprefix("convnn: ") for line in lines if line.startswith("convnn: ")]
+        own = [line.removeprefix("convnn: ") for line in lines if line.startswith("convnn: ")]
+        said = [line for line in own if not line.startswith(("note: ", "warning: "))]
         return (said or lines or [f"ended with {code}"])[-1]
 
 
