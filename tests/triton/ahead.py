@@ -1,21 +1,27 @@
 """Compile the kernels of a problem for a GPU that is not there: ``python -m tests.triton.ahead ARCHITECTURE PROBLEM``.
 
-Prints a line for each kernel: its name, and the threads and bytes of shared memory of a program. Nothing runs: a driver
-that only knows its name stands in for the real one, and tensors of the CPU for those of a device.
+Prints a line for each kernel: its name, the threads and bytes of shared memory of a program, and the bytes of registers
+a thread has no room for. Nothing runs: a driver that only knows its name stands in for the real one, and tensors of the
+CPU for those of a device.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from convnn import ConvNNAttention, HybridConv2d
@@ -67,10 +73,14 @@ def maps(side: int, channels: int, dtype: torch.dtype, **options: Any) -> Callab
     return run
 
 
-def attention() -> None:
-    """A layer with candidates, oneself among them, and dropout."""
-    layer = ConvNNAttention(192, 3, k=9, attn_drop=0.1, candidates=random(100), backend=BACKEND)
-    layer(torch.zeros(64, 197, 192)).sum().backward()
+def attention(heads: int, r: int, dtype: torch.dtype, **options: Any) -> Callable[[], None]:
+    """A layer of 192 channels with candidates, oneself among them, forward and backward."""
+
+    def run() -> None:
+        layer = ConvNNAttention(192, heads, k=9, candidates=random(r), backend=BACKEND, **options).to(dtype)
+        layer(torch.zeros(64, 197, 192, dtype=dtype)).sum().backward()
+
+    return run
 
 
 PROBLEMS: dict[str, Callable[[], None]] = {
@@ -87,7 +97,8 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "maps": maps(32, 64, BRAIN),
     "small maps": maps(4, 512, SINGLE),
     "candidates": maps(32, 64, BRAIN, candidates=random(32)),
-    "attention": attention,
+    "attention": attention(3, 100, SINGLE, attn_drop=0.1),
+    "one head": attention(1, 32, BRAIN),
 }
 
 
@@ -105,9 +116,30 @@ def compiled(architecture: int, problem: str) -> list[dict[str, Any]]:
     JITFunction.run = only_compile
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign] # what kernels would have written
+    torch.empty_like = torch.zeros_like
+    torch.empty = torch.zeros  # type: ignore[assignment]
     PROBLEMS[problem]()
-    about = [(name, made.metadata) for name, made in found.values()]
-    return [{"kernel": name, "threads": 32 * each.num_warps, "shared": each.shared} for name, each in about]
+    return [
+        {
+            "kernel": name,
+            "threads": 32 * made.metadata.num_warps,
+            "shared": made.metadata.shared,
+            "spilled": spilled(made.asm["ptx"], architecture),
+        }
+        for name, made in found.values()
+    ]
+
+
+def spilled(code: str, architecture: int) -> int:
+    """Bytes that Triton's assembler has a thread write to memory, for want of registers."""
+    target = re.search(r"\.target (\w+)", code)
+    assert target is not None
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(code)
+        call = [get_ptxas(architecture).path, "-v", f"-arch={target[1]}", source, "-o", source.with_suffix(".cubin")]
+        said = subprocess.run(call, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 
 
 if __name__ == "__main__":
