@@ -229,4 +229,18 @@ def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
 
 
 def result(row: Row, job: Job) -> results.Result:
-    return results.Result(row, job, (50.0,), (1.0,), (50.0,), (42,), 150, 1.0, "cpu", 1, 1.0, ())
+    return results.Result(row, job, (50.0,), (1.0,), (50.0,), (), (42,), 150, 1.0, "cpu", 1, 1.0, ())
+
+
+def test_the_last_ten_epochs_are_told_where_there_are_twenty(call: Call, tmp_path: Path) -> None:
+    one = ("--rows", "Branching", "--seeds", "1", "2")
+    assert call(tmp_path, *one, "--epochs", "20") == commands.HOLDS
+    (row,) = written(tmp_path)
+    runs = [Run(tmp_path / "tiny" / "cifar10-branching-0.5" / f"seed-{seed}") for seed in (1, 2)]
+    lasts = [[100 * epoch["val_acc"] for epoch in run.rows()[10:]] for run in runs]
+    assert float(row["late_accuracy"]) == pytest.approx(mean(map(mean, lasts)), rel=1e-5)
+    assert float(row["late_std"]) == pytest.approx(stdev(map(mean, lasts)), rel=1e-5)
+    assert float(row["epoch_std"]) == pytest.approx(mean(map(stdev, lasts)), rel=1e-5)
+    assert call(tmp_path / "short", *one) == commands.HOLDS
+    (row,) = written(tmp_path / "short")
+    assert row["late_accuracy"] == row["late_std"] == row["epoch_std"] == ""

@@ -26,12 +26,15 @@ from convnn_lab.train.build import build
 from convnn_lab.train.run import Row as Epoch
 from convnn_lab.train.run import Run
 
+LATE = 10  # epochs at the end of a run, of which the mean moves less than the last one does
+
 
 @dataclass(frozen=True)
 class Result:
     """Runs of a row that differ in their seed alone; numbers are those of the last epoch, or the one the row is of.
 
     Args:
+        lasts: the accuracies of the last ten epochs of each run, where it has twenty; one epoch is not like the next.
         seconds: of the epochs of a run, in the mean.
         gflops: two for every multiplication with addition of the published architecture.
         curves: the mean over seeds of every number of every epoch.
@@ -42,6 +45,7 @@ class Result:
     accuracies: tuple[float, ...]
     losses: tuple[float, ...]
     bests: tuple[float, ...]
+    lasts: tuple[tuple[float, ...], ...]
     seeds: tuple[int, ...]
     epochs: int
     seconds: float
@@ -58,8 +62,20 @@ class Result:
     @property
     def accuracy(self) -> str:
         """The mean over seeds with its spread, in percent."""
-        spread = "" if self.spread is None else f" ± {self.spread:.2f}"
-        return f"{mean(self.accuracies):.2f}{spread}"
+        return _with_spread(self.accuracies)
+
+    @property
+    def late(self) -> list[float | None]:
+        """Of the last ten epochs: the mean, its deviation over seeds, and that of an epoch within a run."""
+        if not self.lasts:
+            return [None] * 3
+        means = [mean(each) for each in self.lasts]
+        return [mean(means), stdev(means) if len(means) > 1 else None, mean(stdev(each) for each in self.lasts)]
+
+
+def _with_spread(values: Sequence[float]) -> str:
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{spread}"
 
 
 def collect(table: Table, output: Path) -> list[Result]:
@@ -114,6 +130,7 @@ def _result(row: Row, runs: Sequence[Run]) -> Result:
         tuple(100 * end["val_acc"] for end in ends),
         tuple(end["val_loss"] for end in ends),
         tuple(100 * max(epoch["val_acc"] for epoch in rows[:at]) for rows in curves),
+        tuple(tuple(100 * epoch["val_acc"] for epoch in rows[at - LATE : at]) for rows in curves if at >= 2 * LATE),
         tuple(run.recipe()[1].seed for run in runs),
         at,
         mean(sum(epoch["seconds"] for epoch in rows) for rows in curves),
@@ -141,7 +158,8 @@ def averaged(runs: Sequence[Sequence[Epoch]]) -> list[Epoch]:
 
 COLUMNS = (
     *("table", "row", "dataset", "thesis_accuracy", "thesis_loss", "logged_accuracy", "logged_loss"),
-    *("accuracy", "accuracy_std", "loss", "loss_std", "best_accuracy", "seeds", "epochs", "precision"),
+    *("accuracy", "accuracy_std", "loss", "loss_std", "best_accuracy", "late_accuracy", "late_std", "epoch_std"),
+    *("seeds", "epochs", "precision"),
     *("seconds", "device", "parameters", "true_gflops", "accuracies", "command"),
 )
 
@@ -155,7 +173,7 @@ def write(path: Path, table: Table, results: Sequence[Result]) -> None:
         row, logged = each.row, each.row.logged
         known = [row.printed.accuracy, row.printed.loss, logged and logged.accuracy, logged and logged.loss]
         losses = stdev(each.losses) if len(each.losses) > 1 else None
-        ours = [mean(each.accuracies), each.spread, mean(each.losses), losses, mean(each.bests)]
+        ours = [mean(each.accuracies), each.spread, mean(each.losses), losses, mean(each.bests), *each.late]
         how = [" ".join(map(str, each.seeds)), each.epochs, each.job.recipe.precision, f"{each.seconds:.1f}"]
         cost = [each.device, each.parameters, f"{each.gflops:.6f}", " ".join(f"{one:.2f}" for one in each.accuracies)]
         numbers = ["" if one is None else one if isinstance(one, str) else f"{one:.6g}" for one in [*known, *ours]]
@@ -168,11 +186,11 @@ def write(path: Path, table: Table, results: Sequence[Result]) -> None:
 def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Mapping[tuple[str, str], str]) -> None:
     """Print the rows with what repeats each; those without a result say how far they are or why there is none."""
     console = _console()
-    caption = "accuracies in %; ours is the mean over seeds of the last epoch with its standard deviation"
+    caption = "accuracies in %, mean over seeds ± standard deviation: ours of the last epoch, late of the last ten"
     drawn = Drawn(title=f"{table.name}: {table.title}", box=SIMPLE, caption=caption)
     for name in ("row", "data"):
         drawn.add_column(name)
-    for name in ("thesis", "logs", "ours", "loss", "seeds", "epochs", "precision", "time"):
+    for name in ("thesis", "logs", "ours", "late", "loss", "seeds", "epochs", "precision", "time"):
         drawn.add_column(name, justify="right", no_wrap=True)
     drawn.add_column("to repeat it", overflow="fold", ratio=1)
     there: dict[tuple[str, str], list[Result]] = {}
@@ -183,9 +201,10 @@ def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Map
         known = [row.printed.accuracy or "-", "-" if row.logged is None else f"{row.logged.accuracy:.2f}"]
         for each in there.get(key, []):
             how = [str(len(each.seeds)), str(each.epochs), each.job.recipe.precision, _time(each.seconds)]
-            drawn.add_row(*key, *known, each.accuracy, f"{mean(each.losses):.4f}", *how, escape(each.job.again))
+            late = _with_spread([mean(one) for one in each.lasts]) if each.lasts else "-"
+            drawn.add_row(*key, *known, each.accuracy, late, f"{mean(each.losses):.4f}", *how, escape(each.job.again))
         if key in said:
-            drawn.add_row(*key, *known, "-", "", "", "", "", "", escape(said[key]))
+            drawn.add_row(*key, *known, "-", *[""] * 6, escape(said[key]))
     console.print(drawn)
 
 
