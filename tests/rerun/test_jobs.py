@@ -232,6 +232,18 @@ def result(row: Row, job: Job) -> results.Result:
     return results.Result(row, job, (50.0,), (1.0,), (50.0,), (), (42,), 150, 1.0, "cpu", 1, 1.0, ())
 
 
+def test_a_run_that_is_two_rows_is_drawn_once(call: Call, tiny: Table, tmp_path: Path) -> None:
+    assert call(tmp_path) == commands.HOLDS
+    found = results.collect(tiny, tmp_path)
+    places: Any = Figure().subplots(1, 3)
+    figures._curves(places, [*found, replace(found[0], row=replace(found[0].row, label="the same"))])
+    for place, values in zip(places, ("train_loss", "val_loss", "val_acc"), strict=True):
+        line, other = place.get_lines()
+        assert (line.get_label(), other.get_label()) == ("Conv2D", "Branching, 0.5")
+        factor = 100 if values == "val_acc" else 1
+        assert line.get_ydata()[0] == pytest.approx(factor * found[0].curves[0][values])
+
+
 def test_the_last_ten_epochs_are_told_where_there_are_twenty(call: Call, tmp_path: Path) -> None:
     one = ("--rows", "Branching", "--seeds", "1", "2")
     assert call(tmp_path, *one, "--epochs", "20") == commands.HOLDS

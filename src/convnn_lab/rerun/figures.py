@@ -24,6 +24,8 @@ VARIED: dict[str, tuple[str, str]] = {
     "vit-heads": ("heads", "heads"),
 }
 MOST = 12  # curves that can be told apart
+# Numbers of an epoch that are drawn, with their names and what they are multiplied with.
+CURVES = {"train_loss": ("training loss", 1), "val_loss": ("test loss", 1), "val_acc": ("test accuracy in %", 100)}
 
 
 def draw(folder: Path, table: Table, results: Sequence[Result]) -> list[Path]:
@@ -37,7 +39,7 @@ def draw(folder: Path, table: Table, results: Sequence[Result]) -> list[Path]:
         _panels(drawn[-1], results, _against, *VARIED[table.name])
     if max(len(group) for group in _by_rate(results).values()) <= MOST:
         drawn.append(folder / "loss.png")
-        _panels(drawn[-1], results, _losses, sides=2, parted=_by_rate)
+        _panels(drawn[-1], results, _curves, sides=len(CURVES), parted=_by_rate)
     return drawn
 
 
@@ -113,15 +115,18 @@ def _look(number: int) -> dict[str, str]:
     return {"color": f"C{number % 10}", "marker": "osD^vP*X"[number // 10 % 8]}
 
 
-def _losses(axes: Any, group: Sequence[Result]) -> None:
-    for number, each in enumerate(group):
-        epochs = [epoch["epoch"] + 1 for epoch in each.curves]
-        marker = "o" if len(epochs) < 3 else None
-        for place, part in zip(axes, ("train", "val"), strict=True):
-            values = moving([epoch[f"{part}_loss"] for epoch in each.curves])
+def _curves(axes: Any, group: Sequence[Result]) -> None:
+    """Losses and test accuracy over the epochs; a run that is two rows' is drawn once."""
+    once: dict[Any, Result] = {}
+    for each in group:
+        once.setdefault((each.job.folder, each.epochs), each)
+    for place, (field, (said, factor)) in zip(axes, CURVES.items(), strict=True):
+        for number, each in enumerate(once.values()):
+            epochs = [epoch["epoch"] + 1 for epoch in each.curves]
+            values = moving([factor * epoch[field] for epoch in each.curves])
+            marker = "o" if len(epochs) < 3 else None
             place.plot(epochs, values, color=f"C{number % 10}", label=_named(each, group), marker=marker)
-    for place, said in zip(axes, ("training", "test"), strict=True):
-        place.set_ylabel(f"{said} loss, moving average of {WINDOW}")
+        place.set_ylabel(f"{said}, moving average of {WINDOW}")
         place.set_xlabel("epoch")
 
 
