@@ -93,6 +93,7 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "wide": tokens(40, 600, 512, 9),
     "few": tokens(197, 32, 64, 9),
     "few, single": tokens(197, 64, 64, 9, SINGLE),
+    "few, wide": tokens(197, 64, 128, 9, SINGLE),
     "behind a mask": tokens(197, 64, 128, 9, mask=torch.zeros(197, 64)),
     "maps": maps(32, 64, BRAIN),
     "small maps": maps(4, 512, SINGLE),

@@ -10,7 +10,19 @@ import sys
 import pytest
 
 PROBLEMS = (
-    *("197", "256", "many slots", "stream", "long lists", "single", "wide", "few", "few, single", "behind a mask"),
+    *(
+        "197",
+        "256",
+        "many slots",
+        "stream",
+        "long lists",
+        "single",
+        "wide",
+        "few",
+        "few, single",
+        "few, wide",
+        "behind a mask",
+    ),
     *("maps", "small maps", "candidates", "attention", "one head"),
 )
 # Bytes of shared memory a program may have on an A100 and on an H100.

@@ -68,7 +68,8 @@ CASES = [
     Case("few keys, no kernel", (70, 10, 3, 5), kernel=False),
     Case("few keys, uniform", (70, 40, 20, 33), options={"weighting": "uniform"}),
     Case("few keys, uniform, no kernel", (70, 40, 20, 33), kernel=False, options={"weighting": "uniform"}),
-    Case("as many as there may be", (70, 64, 128, 128), k=11, lead=()),
+    Case("as many as there may be", (70, 64, 64, 64), k=11, lead=()),
+    Case("as wide as may be", (70, 32, 128, 100), k=11, lead=()),
     Case("as many as there may be, bfloat16", (70, 64, 128, 128), k=20, lead=(), dtype=BRAIN),
     Case("every one of them", (70, 19, 12, 7), k=19, options={"mask": causal}),
     Case("causal", (70, 40, 12, 7), options={"mask": causal}),
@@ -117,6 +118,12 @@ def test_what_the_kernels_do_not_know_goes_the_other_way(options: dict[str, Any]
     keys = 90 if "candidates" in options else 40
     assert_agrees(Case("", (30, keys, 12, 7), options=options))
     assert taken == [False]
+
+
+def test_what_fills_a_program_twice_goes_the_other_way(taken: list[bool]) -> None:
+    assert_agrees(Case("", (30, 64, 128, 7), k=5, lead=()))
+    assert_agrees(Case("", (30, 64, 7, 128), k=5, lead=(), dtype=BRAIN))
+    assert taken == [False, True]
 
 
 def test_a_learned_temperature_gets_its_gradient(taken: list[bool]) -> None:

@@ -13,12 +13,13 @@ from convnn import checks
 from convnn.backends.triton import shapes
 from convnn.backends.triton.few_ops import attended
 from convnn.backends.triton.modes import Known
+from convnn.backends.triton.sizes import padded
 from convnn.forms import Form
 from convnn.neighbors import together
 from convnn.search import Search
 
-# So many keys or candidates are few, and so many channels fit beside them.
-KEYS, CHANNELS = 64, 128
+# So many keys or candidates are few, and so many of their channels and bytes fit into a program.
+KEYS, CHANNELS, BYTES = 64, 128, 2**14
 # What the kernels take for forbidden; a finite number of the caller's, however low, is not.
 FORBIDDEN, LEAST = -3.2e38, -1e38
 
@@ -27,7 +28,9 @@ def takes(search: Search, form: Form, value: Tensor, known: Known) -> bool:
     """Whether the kernels for few keys run this search; shapes and options decide, never numbers."""
     if torch.compiler._is_exporting_flag:
         return False  # sizes must stay symbolic
-    narrow = max(search.query.shape[-1], value.shape[-1]) <= CHANNELS and search.k <= search.width <= KEYS
+    widest = max(search.query.shape[-1], value.shape[-1])
+    narrow = widest <= CHANNELS and search.k <= search.width <= KEYS
+    narrow = narrow and padded(search.width) * padded(widest) * value.itemsize <= BYTES
     plain = search.own is None and search.order == "score" and form.kind == "dot" and known.dropout_p == 0.0
     # Of scores that count backwards the first is not the largest.
     rising = not isinstance(known.beta, float) or known.beta > 0
