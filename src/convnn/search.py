@@ -96,7 +96,7 @@ class Search:
     @property
     def own_is_allowed(self) -> bool:
         """Whether one's own key, where there is one, is the first neighbour for sure: no mask, no score of -inf."""
-        return len(self.mask) == 0 and self.similarity in (cosine, pearson)
+        return len(self.mask) == 0 and (self.own_score is not None or self.similarity in (cosine, pearson))
 
     def with_own(self, best: Tensor, index: Tensor) -> Tensor:
         """Put each query's own key, unless it is forbidden, before the best others, nearest first; keep k of them."""
