@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -72,12 +73,12 @@ class Step:
         """Whether weights depend on scores, and gradients reach queries and keys."""
         return self.choices["WEIGHT"] == 1
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Channels and slots."""
         return sizes_of(self.query.shape[-1], self.value.shape[-1], self.index.shape[-1])
 
-    @property
+    @cached_property
     def wide(self) -> int:
         """The larger of the padded channels."""
         return max(self.sizes["EP"], self.sizes["CP"])

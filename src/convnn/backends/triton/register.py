@@ -39,8 +39,8 @@ class Operator:
         self._eager = _function(self, backward, keep).apply
 
     def learned(self, *given: Any) -> Any:
-        """Run it with its gradients; torch takes longer to find what is registered than the kernels to run."""
-        return (self if torch.compiler.is_compiling() else self._eager)(*given)
+        """Run it, with gradients if any are wanted; torch needs longer to find what is registered than kernels do."""
+        return (self if torch.compiler.is_compiling() or not torch.is_grad_enabled() else self._eager)(*given)
 
 
 def _unnoticed(given: Sequence[Any]) -> bool:
