@@ -13,13 +13,12 @@ from convnn import checks
 from convnn.backends.triton import shapes
 from convnn.backends.triton.few_ops import attended
 from convnn.backends.triton.modes import Known
-from convnn.backends.triton.sizes import padded
 from convnn.forms import Form
 from convnn.neighbors import together
 from convnn.search import Search
 
-# So many keys or candidates are few, and so many of their channels and bytes fit into a program.
-KEYS, CHANNELS, BYTES = 64, 128, 2**14
+# So many keys or candidates are few, and so many channels fit beside them; of single precision half as many of either.
+KEYS, CHANNELS = 64, 128
 # What the kernels take for forbidden; a finite number of the caller's, however low, is not.
 FORBIDDEN, LEAST = -3.2e38, -1e38
 
@@ -30,7 +29,7 @@ def takes(search: Search, form: Form, value: Tensor, known: Known) -> bool:
         return False  # sizes must stay symbolic
     widest = max(search.query.shape[-1], value.shape[-1])
     narrow = widest <= CHANNELS and search.k <= search.width <= KEYS
-    narrow = narrow and padded(search.width) * padded(widest) * value.itemsize <= BYTES
+    narrow = narrow and (value.itemsize == 2 or search.width <= KEYS // 2 or widest <= CHANNELS // 2)
     plain = search.own is None and search.order == "score" and form.kind == "dot" and known.dropout_p == 0.0
     # Of scores that count backwards the first is not the largest.
     rising = not isinstance(known.beta, float) or known.beta > 0
