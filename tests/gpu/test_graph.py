@@ -110,6 +110,19 @@ def test_a_step_that_waits_is_declined() -> None:
     assert "test_graph.py" in waited[0]
 
 
+@pytest.mark.parametrize("given", [{"layer": "attention", "k": None}, {}, {"candidates": "random:3"}])
+def test_compiled_blocks_are_recorded_and_learn_what_others_learn(given: dict[str, Any], tmp_path: Path) -> None:
+    base = replace(RECIPES["digits"], model="vit_tiny", layer="convnn", ratio=None, patch=2, k=3, epochs=2, batch=64)
+    base, rows = replace(base, lr=2e-4, precision="bf16", **given), {}
+    for compiles in (True, False):
+        run = fit.train("digits", replace(base, graph="on", compile=compiles), tmp_path / str(compiles), quiet=True)
+        rows[compiles] = run.rows()
+        assert store.read_json(run.folder / "environment.json")[0]["steps"] == "as a recorded graph"
+    for mine, theirs in zip(rows[True], rows[False], strict=True):
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.03)
+        assert mine["val_loss"] == pytest.approx(theirs["val_loss"], rel=0.08)
+
+
 @pytest.mark.parametrize("given", [{}, {"precision": "bf16"}, {"accumulate": 2, "morph_k": "9,4@1", "ema": 0.9}])
 def test_recorded_runs_learn_what_others_learn(given: dict[str, Any], tmp_path: Path) -> None:
     recipe = replace(RECIPES["digits"], epochs=2, batch=64, lr=5e-4, candidates="random:16", **given)

@@ -145,7 +145,6 @@ def test_a_recording_that_fails_says_how_to_do_without(
     [
         ({"devices": 2}, "several processes"),
         ({"fsdp": True}, "--fsdp"),
-        ({"compile": True}, "--compile"),
         ({"checkpoint_activations": True}, "--checkpoint-activations"),
         ({"non_finite": "skip"}, "--non-finite skip"),
         ({"blend": 0.0, "morph_share": "0..1"}, "--morph-share changes the model at every step"),

@@ -141,6 +141,7 @@ class Recipe:
     graph: Graph = "auto"
     """record a step on a GPU once and launch it as a whole: on, off, or auto for wherever that is possible"""
     compile: bool = False
+    """write kernels for what stands between the layers' own: blocks once for all that are alike"""
     checkpoint_activations: bool = False
     """compute the inside of blocks again in backward instead of keeping it"""
     non_finite: Literal["stop", "skip"] = "stop"

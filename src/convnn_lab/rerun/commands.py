@@ -53,6 +53,8 @@ class Reproduce:
     """the recipe's, float32 on CIFAR, unless told"""
     deterministic: bool = False
     """the same numbers on every run on a GPU too, where that costs speed"""
+    compile: bool = False
+    """compile models, as convnn train --compile does"""
     max_time: str | None = None
     """stop after so much time, ready to go on"""
     jobs: int = 1
@@ -116,7 +118,7 @@ class Reproduce:
         return HOLDS
 
     def _train(self, table: Table, rows: Sequence[Row], deadline: float | None) -> int:
-        told = plan.Told(self.epochs, self.precision, self.deterministic, self.data_dir, self.save_every)
+        told = plan.Told(self.epochs, self.precision, self.deterministic, self.compile, self.data_dir, self.save_every)
         asked = plan.jobs(rows, self.seeds, self.output, told)
         if self.plan:
             for job in dict.fromkeys(job for several in asked for job in several):

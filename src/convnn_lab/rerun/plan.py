@@ -27,6 +27,7 @@ class Told:
     epochs: int | None = None
     precision: Precision | None = None
     deterministic: bool = False
+    compile: bool = False
     data_dir: Path | None = None
     save_every: str = "5m"
 
@@ -106,7 +107,7 @@ def _job(row: Row, seed: int, there: dict[Recipe, Path], told: Told) -> Job:
         raise ValueError(f"{row.label} on {row.dataset} is in no table")
     given: dict[str, Any] = {"epochs": told.epochs, "precision": told.precision}
     given = {key: value for key, value in given.items() if value is not None}
-    given |= {"deterministic": told.deterministic, "save_every": told.save_every}
+    given |= {"deterministic": told.deterministic, "compile": told.compile, "save_every": told.save_every}
     recipe = replace(recipe, **given, seed=seed, data_dir=data_of(row.dataset, told.data_dir))
     return Job(name, recipe, folder / f"seed-{seed}")
 

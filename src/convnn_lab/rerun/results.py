@@ -114,7 +114,8 @@ def _recipe(row: Row, run: Run) -> Recipe:
 
 def _freed(recipe: Recipe) -> Recipe:
     """A recipe without what a call may choose."""
-    return replace(plain(recipe), seed=0, epochs=1, warmup=0.0, precision="float32", deterministic=False)
+    told: dict[str, Any] = {"precision": "float32", "deterministic": False, "compile": False}
+    return replace(plain(recipe), seed=0, epochs=1, warmup=0.0, **told)
 
 
 def _result(row: Row, runs: Sequence[Run]) -> Result:

@@ -193,7 +193,6 @@ def against(recipe: Recipe, *, gpu: bool, scaled: bool) -> str | None:
         "--fsdp gathers parameters inside a step": recipe.fsdp,
         "several processes add up their gradients inside a step": recipe.devices * recipe.nodes > 1,
         "fp16 looks at the scale of its gradients after every step": scaled,
-        "--compile has launches of its own": recipe.compile,
         "--checkpoint-activations puts random generators back inside a step": recipe.checkpoint_activations,
         "--non-finite skip looks at the loss of every step": recipe.non_finite == "skip",
         f"{' and '.join(lines)} changes the model at every step": bool(lines),

@@ -19,6 +19,7 @@ from convnn_lab.data.augment import erasing, mixing
 from convnn_lab.recipes import Recipe
 from convnn_lab.train import randomness, surroundings
 from convnn_lab.train.again import compute_again
+from convnn_lab.train.compiled import compile_parts
 from convnn_lab.train.graph import Graphed, Outcome
 from convnn_lab.train.measure import measure
 from convnn_lab.train.optimizer import optimizer, schedule
@@ -65,8 +66,8 @@ class Classifier(pl.LightningModule):
         self.register_buffer("lost_at", torch.tensor(-1), persistent=False)
         if recipe.checkpoint_activations:
             compute_again(model)
-        # Kept out of the modules, so that names of weights do not change.
-        self._run = (torch.compile(model) if recipe.compile else model,)
+        if recipe.compile:
+            compile_parts(model)
 
     @property
     def share(self) -> Share:
@@ -136,7 +137,7 @@ class Classifier(pl.LightningModule):
 
     def outcome(self, images: Tensor, labels: Tensor) -> Outcome:
         """Logits and labels, a row for each, and the loss."""
-        logits, labels = each(self._run[0](images), labels)
+        logits, labels = each(self.model(images), labels)
         if labels.is_floating_point():
             return logits, labels, self.soft(logits, labels)
         return logits, labels, F.cross_entropy(logits, labels, label_smoothing=self.smooth)
@@ -202,7 +203,7 @@ class Classifier(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
         """Add up one batch of what is tested on."""
         images, labels = self.prepare(batch[0]), batch[1]
-        self.test_tally.update(self._run[0](images), labels)
+        self.test_tally.update(self.model(images), labels)
         if self.average is not None:
             self.average_tally.update(self.average.module(images), labels)
 

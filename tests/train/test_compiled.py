@@ -1,0 +1,69 @@
+"""Compiled models: the same runs, from one compiled block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from convnn_lab.recipes import RECIPES, Recipe
+from convnn_lab.train import fit
+from convnn_lab.train.build import build
+from convnn_lab.train.compiled import compile_parts
+from tests.train.test_runs import dead
+
+# The compiler looks at it in what it is given, and hides the warning, which is an error here before it can.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+VIT = replace(
+    RECIPES["digits"], model="vit_tiny", layer="convnn", ratio=None, patch=4, k=3, epochs=2, batch=512, lr=1e-4,
+    accelerator="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+    """Compile without writing machine code, and count what is compiled."""
+    torch.compiler.reset()
+    made = CompileCounterWithBackend("aot_eager")
+    compiled: Callable[..., None] = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled(self, backend=made))
+    return made
+
+
+def test_blocks_that_are_alike_are_compiled_once(counter: CompileCounterWithBackend) -> None:
+    model = build(VIT, 1, 8, 10)
+    x, names = torch.randn(5, 1, 8, 8), list(model.state_dict())
+    expected = model(x)
+    compile_parts(model)
+    torch.testing.assert_close(model(x), expected)
+    assert counter.frame_count == 1
+    assert list(model.state_dict()) == names
+
+
+def test_a_model_without_blocks_is_compiled_as_a_whole(counter: CompileCounterWithBackend) -> None:
+    model = build(replace(RECIPES["digits"], layer="conv"), 1, 8, 10).eval()
+    x = torch.randn(5, 1, 8, 8)
+    expected = model(x)
+    compile_parts(model)
+    torch.testing.assert_close(model(x), expected)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.usefixtures("counter")
+def test_a_compiled_run_learns_what_any_other_does_also_after_it_was_killed(tmp_path: Path) -> None:
+    given: Recipe = replace(VIT, compile=True)
+    rows: Any = partial(map, lambda row: (row["train_loss"], row["val_loss"], row["val_acc"]))
+    alone = list(rows(fit.train("digits", VIT, tmp_path / "alone", quiet=True).rows()))
+    whole = list(rows(fit.train("digits", given, tmp_path / "whole", quiet=True).rows()))
+    resumed = fit.resume(dead(replace(given, save_steps=1), tmp_path / "run", 4).folder, quiet=True)
+    assert list(rows(resumed.rows())) == whole
+    for mine, theirs in zip(whole, alone, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=2e-3)
