@@ -75,7 +75,7 @@ def add_slots(
                 # Softmax as it goes: what was summed is scaled whenever the largest score grows.
                 higher = tl.maximum(top, tl.max(tl.where(s == s, s, float("-inf")), axis=1))
                 old = tl.exp(top - tl.where(higher == float("-inf"), 0.0, higher))
-                acc *= old[:, None]
+                acc *= old[:, None, None]
                 total *= old
                 top = higher
             p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
@@ -87,7 +87,7 @@ def add_slots(
         c = tl.arange(0, CP)
         shown = (slots < KK)[:, None] & (c < C)[None, :]
         v *= tl.load(W + c[None, :] * KK + slots[:, None], mask=shown, other=0.0).to(tl.float32)[None, :, :]
-    return acc + tl.sum(v, axis=1), top, total, lost
+    return acc + tl.sum(v, axis=1, keep_dims=True), top, total, lost
 
 
 @triton.jit
@@ -136,14 +136,15 @@ def combine_rows(
     P holds given weights, or the scores of the search where these are what is weighed.
     """
     c = tl.arange(0, CP)
-    acc = tl.zeros([BM, CP], tl.float32)
+    # Three dimensions throughout: of two, Triton gives every thread whole rows once a number of a row scales them.
+    acc = tl.zeros([BM, 1, CP], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     lost = tl.zeros([BM], tl.float32)
     beta = 1.0
     if HAS_BETA:
         beta = tl.load(BETA)
-    q = acc
+    q = tl.zeros([BM, EP], tl.float32)
     if WEIGHT != GIVEN and not SCORED:
         q = load_rows(Q, row, row_ok, sqn, E, EP, 0, E == EP).to(tl.float32)
     own = tl.load(OWN + row, mask=row_ok, other=-1) if HAS_OWN else row
@@ -162,10 +163,11 @@ def combine_rows(
             KIND, WEIGHT, SORTED, SCORED, HAS_W, HAS_S, HAS_OWN, DROPOUT,
         )  # fmt: skip
     if WEIGHT == SOFTMAX:
-        acc = acc * (1.0 / tl.where(total != 0.0, total, 1.0))[:, None]
+        acc = acc * (1.0 / tl.where(total != 0.0, total, 1.0))[:, None, None]
     if WEIGHT == UNIFORM:
-        acc += lost[:, None]
-    tl.store(Y + row[:, None] * syn + c[None, :], acc.to(Y.dtype.element_ty), mask=row_ok[:, None] & (c < C)[None, :])
+        acc += lost[:, None, None]
+    place = Y + row[:, None, None] * syn + c[None, None, :]
+    tl.store(place, acc.to(Y.dtype.element_ty), mask=row_ok[:, None, None] & (c < C)[None, None, :])
 
 
 @triton.jit
