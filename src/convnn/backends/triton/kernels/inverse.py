@@ -49,7 +49,8 @@ def sort_edges(UNTIL, COUNT, EDGE, SORTED, M, NK, SHORT: tl.constexpr, LONG: tl.
             for other in range(0, longest, KEYS):
                 theirs = other + tl.arange(0, KEYS)
                 against = tl.load(EDGE + first + theirs, mask=theirs < longest, other=2147483647)
-                rank += tl.sum((against[None, :] < edge[:, None]).to(tl.int32), axis=1)
+                # A thread holds whole columns: along them it sums without the others.
+                rank += tl.sum((against[:, None] < edge[None, :]).to(tl.int32), axis=0)
             tl.store(SORTED + first + rank, edge, mask=mine < longest)
         longest = tl.max(counts, axis=0)
 

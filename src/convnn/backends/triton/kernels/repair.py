@@ -100,7 +100,7 @@ def repair(
         index = tl.load(I + one * KK + slots, mask=slots < KK, other=-1).to(tl.int32)
         score = tl.load(S + one * KK + slots, mask=slots < KK, other=float("-inf"))
         lane = tl.where(index >= 0, (index % G + G - (13 * (index // G)) % G) % G, -1 - slots)
-        drained = tl.where(tl.sum((lane[None, :] == lane[:, None]).to(tl.int32), axis=1) >= T, lane, -1)
+        drained = tl.where(tl.sum((lane[None, :] == lane[:, None]).to(tl.int32), axis=0) >= T, lane, -1)
         while tl.max(drained, axis=0) >= 0:
             c = tl.max(drained, axis=0)
             drained = tl.where(drained == c, -1, drained)
