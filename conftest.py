@@ -33,5 +33,8 @@ def start(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> 
     # With deterministic algorithms asked for, torch.empty returns NaN: what nobody wrote shows.
     # (CUDA has no deterministic scatter, and would only warn.)
     torch.use_deterministic_algorithms("gpu" not in request.keywords)
+    # A run of a lower precision leaves products as it had them.
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
     torch.use_deterministic_algorithms(False)
