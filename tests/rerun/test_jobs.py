@@ -232,6 +232,27 @@ def result(row: Row, job: Job) -> results.Result:
     return results.Result(row, job, (50.0,), (1.0,), (50.0,), (), (42,), 150, 1.0, "cpu", 1, 1.0, ())
 
 
+def test_a_run_on_its_way_is_a_curve_and_no_result(
+    call: Call, tiny: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)  # of three batches an epoch
+        assert call(tmp_path, "--rows", "Branching", "--seeds", "3") == commands.UNFINISHED
+    assert call(tmp_path, "--rows", "Conv2D") == commands.HOLDS
+    found, (going,) = results.collect(tiny, tmp_path), results.going(tiny, tmp_path)
+    assert [each.row.label for each in found] == ["Conv2D"]
+    assert (going.row.label, going.how, going.epochs) == ("Branching, 0.5", ["1 of 2 epochs", "float32", "seed 3"], 1)
+    places: Any = Figure().subplots(1, 3)
+    figures._curves(places, [*found, going])
+    names = ["Conv2D, 2 epochs, float32", "Branching, 0.5, 1 of 2 epochs, float32, seed 3"]
+    assert [line.get_label() for line in places[0].get_lines()] == names
+    assert list(places[0].get_lines()[1].get_ydata()) == [Run(going.job.folder).rows()[0]["train_loss"]]
+    (tmp_path / "tiny" / "loss.png").unlink()
+    assert call(tmp_path, "--figures") == commands.HOLDS
+    assert (tmp_path / "tiny" / "loss.png").exists()
+    assert figures.draw(tmp_path / "alone", tiny, [], [going]) == [tmp_path / "alone" / "loss.png"]
+
+
 def test_a_run_that_is_two_rows_is_drawn_once(call: Call, tiny: Table, tmp_path: Path) -> None:
     assert call(tmp_path) == commands.HOLDS
     found = results.collect(tiny, tmp_path)

@@ -133,8 +133,8 @@ class Reproduce:
             if all(job.folder in outcome.wrong for job in every) and not any(job.folder.exists() for job in every):
                 raise ValueError("; ".join(dict.fromkeys(outcome.wrong.values())))
         found = results.collect(table, self.output)
-        if self.figures and not found:
-            raise ValueError(f"no run of {table.name} in {self.output} has finished")
+        if self.figures and not found and not results.going(table, self.output):
+            raise ValueError(f"no run of {table.name} in {self.output} has finished, or as much as an epoch")
         said = {} if self.figures else _said(rows, asked, outcome)
         return self._report(table, rows, found, said, outcome)
 
@@ -147,12 +147,12 @@ class Reproduce:
         outcome: Outcome,
     ) -> int:
         """Print and write what is there; the exit status says what is not."""
-        from convnn_lab.rerun import figures, results
+        from convnn_lab.rerun import figures, report, results
 
         folder = self.output / table.name
-        results.show(table, rows, found, {key: words for key, (_, words) in said.items()})
-        results.write(folder / "results.csv", table, found)
-        drawn = figures.draw(folder, table, found)
+        report.show(table, rows, found, {key: words for key, (_, words) in said.items()})
+        report.write(folder / "results.csv", table, found)
+        drawn = figures.draw(folder, table, found, results.going(table, self.output))
         sys.stdout.write(f"{', '.join(map(str, [folder / 'results.csv', *drawn]))}\n")
         codes = {code for code, _ in said.values()}
         if outcome.interrupted:

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from convnn_lab.recipes import RECIPES
-from convnn_lab.rerun.results import Result
+from convnn_lab.rerun.results import Going, Result
 from convnn_lab.tables import Table
 from convnn_lab.train import store
 
@@ -23,23 +23,25 @@ VARIED: dict[str, tuple[str, str]] = {
     "vgg-patch": ("patch", "patch"),
     "vit-heads": ("heads", "heads"),
 }
+Curve = Result | Going
 MOST = 12  # curves that can be told apart
 # Numbers of an epoch that are drawn, with their names and what they are multiplied with.
 CURVES = {"train_loss": ("training loss", 1), "val_loss": ("test loss", 1), "val_acc": ("test accuracy in %", 100)}
 
 
-def draw(folder: Path, table: Table, results: Sequence[Result]) -> list[Path]:
-    """Draw what a table's results allow; the files that were written."""
-    if not results:
-        return []
-    drawn = [folder / "gflops.png"]
-    _panels(drawn[0], results, _against_gflops, VARIED.get(table.name, ("", ""))[0])
-    if table.name in VARIED:
+def draw(folder: Path, table: Table, results: Sequence[Result], going: Sequence[Going] = ()) -> list[Path]:
+    """Draw what a table's results allow, and curves of runs that have not finished; the files that were written."""
+    drawn: list[Path] = []
+    curves: list[Curve] = [*results, *going]
+    if results:
+        drawn.append(folder / "gflops.png")
+        _panels(drawn[-1], results, _against_gflops, VARIED.get(table.name, ("", ""))[0])
+    if results and table.name in VARIED:
         drawn.append(folder / f"accuracy-{VARIED[table.name][0]}.png")
         _panels(drawn[-1], results, _against, *VARIED[table.name])
-    if max(len(group) for group in _by_rate(results).values()) <= MOST:
+    if curves and max(len(group) for group in _by_rate(curves).values()) <= MOST:
         drawn.append(folder / "loss.png")
-        _panels(drawn[-1], results, _curves, sides=len(CURVES), parted=_by_rate)
+        _panels(drawn[-1], curves, _curves, sides=len(CURVES), parted=_by_rate)
     return drawn
 
 
@@ -60,9 +62,9 @@ def _by_dataset(results: Sequence[Result]) -> dict[str, list[Result]]:
     return parts
 
 
-def _by_rate(results: Sequence[Result]) -> dict[str, list[Result]]:
+def _by_rate(results: Sequence[Curve]) -> dict[str, list[Curve]]:
     """By data set and, where a table varies it, learning rate."""
-    parts: dict[str, list[Result]] = {}
+    parts: dict[str, list[Curve]] = {}
     for each in results:
         rate = f", learning rate {each.row.configuration['lr']:g}" if "lr" in each.row.configuration else ""
         parts.setdefault(f"{each.row.dataset}{rate}", []).append(each)
@@ -70,7 +72,7 @@ def _by_rate(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def _panels(
-    path: Path, results: Sequence[Result], fill: Any, *more: str, sides: int = 1, parted: Any = _by_dataset
+    path: Path, results: Sequence[Curve], fill: Any, *more: str, sides: int = 1, parted: Any = _by_dataset
 ) -> None:
     """One row of axes for each part of the results."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
@@ -96,7 +98,7 @@ def _panels(
     store.write(path, written.getvalue())
 
 
-def about(results: Sequence[Result]) -> str:
+def about(results: Sequence[Curve]) -> str:
     """What a figure is made of: how long, how precisely and how often rows were run, and what bars are."""
     epochs = sorted({each.epochs for each in results})
     precisions = sorted({each.job.recipe.precision for each in results})
@@ -115,9 +117,9 @@ def _look(number: int) -> dict[str, str]:
     return {"color": f"C{number % 10}", "marker": "osD^vP*X"[number // 10 % 8]}
 
 
-def _curves(axes: Any, group: Sequence[Result]) -> None:
+def _curves(axes: Any, group: Sequence[Curve]) -> None:
     """Losses and test accuracy over the epochs; a run that is two rows' is drawn once."""
-    once: dict[Any, Result] = {}
+    once: dict[Any, Curve] = {}
     for each in group:
         once.setdefault((each.job.folder, each.epochs), each)
     for place, (field, (said, factor)) in zip(axes, CURVES.items(), strict=True):
@@ -214,15 +216,11 @@ def _series(each: Result, group: Sequence[Result], field: str) -> str:
             words.append(said.format(own))
     if len({"position" in other.row.configuration for other in group}) > 1:
         words.append("with positions" if "position" in each.row.configuration else "without positions")
-    mixed = any(_how(each) != _how(other) for other in group)
-    return ", ".join([*words, *(_how(each) if mixed else [])])
+    mixed = any(each.how != other.how for other in group)
+    return ", ".join([*words, *(each.how if mixed else [])])
 
 
-def _how(each: Result) -> list[str]:
-    return [f"{each.epochs} epochs", each.job.recipe.precision]
-
-
-def _named(each: Result, group: Sequence[Result]) -> str:
+def _named(each: Curve, group: Sequence[Curve]) -> str:
     """A row's label, and how it was run where the others were run differently."""
-    same = all(_how(each) == _how(other) for other in group)
-    return ", ".join([each.row.label, *([] if same else _how(each))])
+    same = all(each.how == other.how for other in group)
+    return ", ".join([each.row.label, *([] if same else each.how)])

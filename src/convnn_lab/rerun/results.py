@@ -1,21 +1,15 @@
-"""What came of rows: the thesis, the author's logs and our own runs beside each other."""
+"""What came of rows: finished runs of each, pooled over seeds, and runs on their way."""
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
-
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as Drawn
 
 from convnn_lab.recipes import Recipe
 from convnn_lab.rerun.plan import Job, homes, plain, recipe_of, trained
@@ -55,6 +49,11 @@ class Result:
     curves: tuple[Epoch, ...]
 
     @property
+    def how(self) -> list[str]:
+        """How long and how precisely it was trained."""
+        return [f"{self.epochs} epochs", self.job.recipe.precision]
+
+    @property
     def spread(self) -> float | None:
         """The standard deviation over seeds, where there are several."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else None
@@ -62,7 +61,7 @@ class Result:
     @property
     def accuracy(self) -> str:
         """The mean over seeds with its spread, in percent."""
-        return _with_spread(self.accuracies)
+        return with_spread(self.accuracies)
 
     @property
     def late(self) -> list[float | None]:
@@ -73,7 +72,33 @@ class Result:
         return [mean(means), stdev(means) if len(means) > 1 else None, mean(stdev(each) for each in self.lasts)]
 
 
-def _with_spread(values: Sequence[float]) -> str:
+@dataclass(frozen=True)
+class Going:
+    """A run that has not finished, as far as it is: a curve, and no result."""
+
+    row: Row
+    job: Job
+    curves: tuple[Epoch, ...]
+
+    @property
+    def epochs(self) -> int:
+        """How many it has."""
+        return len(self.curves)
+
+    @property
+    def seeds(self) -> tuple[int]:
+        """Its own."""
+        return (self.job.recipe.seed,)
+
+    @property
+    def how(self) -> list[str]:
+        """How far it is, how precisely it is trained, and its seed."""
+        recipe = self.job.recipe
+        return [f"{self.epochs} of {recipe.epochs} epochs", recipe.precision, f"seed {recipe.seed}"]
+
+
+def with_spread(values: Sequence[float]) -> str:
+    """Write the mean of values, with their standard deviation where there are several."""
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{spread}"
 
@@ -88,23 +113,54 @@ def collect(table: Table, output: Path) -> list[Result]:
     return found
 
 
+def going(table: Table, output: Path) -> list[Going]:
+    """The runs that have epochs and have not finished."""
+    there = homes(output)
+    found = []
+    for row in table.rows:
+        for run in _runs(there[recipe_of(row)[1]] if trained(row) else None):
+            with _leaving_out():
+                rows = () if run.finished else tuple(run.rows())
+                if rows:
+                    found.append(Going(row, Job(run.recipe()[0], _of(row, run), run.folder), rows))
+    return found
+
+
+def _runs(home: Path | None) -> list[Run]:
+    """The runs of a row, by their seeds."""
+    folders = [] if home is None else sorted(home.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    return [run for run in map(Run, folders) if run.exists]
+
+
+@contextmanager
+def _leaving_out() -> Iterator[None]:
+    """Let a run that is damaged hide no others."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"convnn: note: left out: {error}\n")
+
+
 def _of_row(row: Row, home: Path) -> list[Result]:
     groups: dict[Any, list[Run]] = {}
-    for folder in sorted(home.glob("seed-*"), key=lambda path: (len(path.name), path.name)):
-        run = Run(folder)
-        try:
-            if run.exists and run.finished:
+    for run in _runs(home):
+        with _leaving_out():
+            if run.finished:
                 groups.setdefault((replace(_recipe(row, run), seed=0), run.counts()), []).append(run)
-        except (ValueError, OSError) as error:  # one that is damaged hides no others
-            sys.stderr.write(f"convnn: note: left out: {error}\n")
     return [_result(row, runs) for runs in groups.values()]
+
+
+def _of(row: Row, run: Run) -> Recipe:
+    """What a run is run by."""
+    recipe = plain(run.recipe()[1])
+    if _freed(recipe) != _freed(recipe_of(row)[1]):
+        raise ValueError(f"{run.folder} holds a run of another recipe than {row.label} on {row.dataset}")
+    return recipe
 
 
 def _recipe(row: Row, run: Run) -> Recipe:
     """What a finished run was run by, once all that is quoted of it is known to be there."""
-    recipe = plain(run.recipe()[1])
-    if _freed(recipe) != _freed(recipe_of(row)[1]):
-        raise ValueError(f"{run.folder} holds a run of another recipe than {row.label} on {row.dataset}")
+    recipe = _of(row, run)
     if [int(epoch["epoch"]) for epoch in run.rows()] != list(range(recipe.epochs)):
         raise ValueError(f"{run.folder / 'metrics.csv'} does not have the {recipe.epochs} epochs of the run")
     if not (run.folder / "environment.json").exists() or not (run.folder / "data.json").exists():
@@ -155,65 +211,3 @@ def averaged(runs: Sequence[Sequence[Epoch]]) -> list[Epoch]:
         {name: mean(row[name] for row in rows) for name in rows[0] if all(name in row for row in rows)}
         for rows in zip(*runs, strict=False)
     ]
-
-
-COLUMNS = (
-    *("table", "row", "dataset", "thesis_accuracy", "thesis_loss", "logged_accuracy", "logged_loss"),
-    *("accuracy", "accuracy_std", "loss", "loss_std", "best_accuracy", "late_accuracy", "late_std", "epoch_std"),
-    *("seeds", "epochs", "precision"),
-    *("seconds", "device", "parameters", "true_gflops", "accuracies", "command"),
-)
-
-
-def write(path: Path, table: Table, results: Sequence[Result]) -> None:
-    """Write the results of a table."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for each in results:
-        row, logged = each.row, each.row.logged
-        known = [row.printed.accuracy, row.printed.loss, logged and logged.accuracy, logged and logged.loss]
-        losses = stdev(each.losses) if len(each.losses) > 1 else None
-        ours = [mean(each.accuracies), each.spread, mean(each.losses), losses, mean(each.bests), *each.late]
-        how = [" ".join(map(str, each.seeds)), each.epochs, each.job.recipe.precision, f"{each.seconds:.1f}"]
-        cost = [each.device, each.parameters, f"{each.gflops:.6f}", " ".join(f"{one:.2f}" for one in each.accuracies)]
-        numbers = ["" if one is None else one if isinstance(one, str) else f"{one:.6g}" for one in [*known, *ours]]
-        writer.writerow([table.name, row.label, row.dataset, *numbers, *how, *cost, each.job.again])
-    with store.storing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, text.getvalue())
-
-
-def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Mapping[tuple[str, str], str]) -> None:
-    """Print the rows with what repeats each; those without a result say how far they are or why there is none."""
-    console = _console()
-    caption = "accuracies in %, mean over seeds ± standard deviation: ours of the last epoch, late of the last ten"
-    drawn = Drawn(title=f"{table.name}: {table.title}", box=SIMPLE, caption=caption)
-    for name in ("row", "data"):
-        drawn.add_column(name)
-    for name in ("thesis", "logs", "ours", "late", "loss", "seeds", "epochs", "precision", "time"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("to repeat it", overflow="fold", ratio=1)
-    there: dict[tuple[str, str], list[Result]] = {}
-    for each in results:
-        there.setdefault((each.row.label, each.row.dataset), []).append(each)
-    for row in rows:
-        key = (row.label, row.dataset)
-        known = [row.printed.accuracy or "-", "-" if row.logged is None else f"{row.logged.accuracy:.2f}"]
-        for each in there.get(key, []):
-            how = [str(len(each.seeds)), str(each.epochs), each.job.recipe.precision, _time(each.seconds)]
-            late = _with_spread([mean(one) for one in each.lasts]) if each.lasts else "-"
-            drawn.add_row(*key, *known, each.accuracy, late, f"{mean(each.losses):.4f}", *how, escape(each.job.again))
-        if key in said:
-            drawn.add_row(*key, *known, "-", *[""] * 6, escape(said[key]))
-    console.print(drawn)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
-
-
-def _console() -> Console:
-    """As wide as the terminal, and wide enough for a command beside the numbers."""
-    console = Console()
-    return Console(width=max(console.width if console.is_terminal else 200, 150))
