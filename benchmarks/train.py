@@ -1,9 +1,10 @@
-"""Seconds per epoch of CIFAR's 50,000 images in `convnn train`, on random images, recorded and kernel by kernel.
+"""Seconds per epoch of CIFAR's 50,000 images in `convnn train`, by how steps are launched.
 
 python benchmarks/train.py [--models vgg11 vit_tiny] [--precisions tf32 float32 bf16] [--steps 20] [--csv FILE]
 
-The first steps of every run are not counted; the time of the others is scaled to an epoch, without its test. Ratios are
-to the first network of a group. Lines are added to the file as they are measured.
+On random images: compiled and recorded, recorded, and kernel by kernel. The first steps of every run are not
+counted; the time of the others is scaled to an epoch, without its test. Ratios are to the first network of a group.
+Lines are added to the file as they are measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from convnn_lab.bench import epochs, measure, report
+
+# What a column is called, and how steps are launched in it.
+WAYS: dict[str, dict[str, bool]] = {
+    "compiled": {"recorded": True, "compiled": True},
+    "graph": {"recorded": True},
+    "eager": {"recorded": False},
+}
 
 
 def main() -> None:
@@ -30,19 +38,16 @@ def main() -> None:
     measure.require_device()
     about = report.surroundings()
     print(report.headline(about))
-    print(f"{'seconds per epoch':42}{'graph':>9}{'ratio':>7}{'eager':>9}{'ratio':>7}", flush=True)
+    print(f"{'seconds per epoch':42}" + "".join(f"{way:>10}{'ratio':>7}" for way in WAYS), flush=True)
     for model in given.models:
         for precision in given.precisions:
             first: list[float] = []
             for name, variant in epochs.VARIANTS[model].items():
-                took = [
-                    epochs.seconds(variant, precision, recorded=recorded, steps=given.steps)
-                    for recorded in (True, False)
-                ]
+                took = [epochs.seconds(variant, precision, steps=given.steps, **how) for how in WAYS.values()]
                 first = first or took
-                cells = "".join(f"{now:9.2f}{now / base:7.2f}" for now, base in zip(took, first, strict=True))
+                cells = "".join(f"{now:10.2f}{now / base:7.2f}" for now, base in zip(took, first, strict=True))
                 print(f"{f'{model}, {precision}, {name}':42}{cells}", flush=True)
-                row = {"model": model, "precision": precision, "network": name, "graph": took[0], "eager": took[1]}
+                row = {"model": model, "precision": precision, "network": name, **dict(zip(WAYS, took, strict=True))}
                 if given.csv is not None:
                     add(row | about, given.csv)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from tests.train.test_graph import Replays
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[epochs.Variant]:
+def small(monkeypatch: pytest.MonkeyPatch) -> epochs.Variant:
     def make(recipe: Recipe, device: str) -> nn.Module:
         assert device == "cpu"
         assert recipe.precision == "tf32"
@@ -26,10 +25,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[epochs.Variant]:
         return Replays.model
 
     monkeypatch.setattr(graph, "Graphs", Replays)
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     recipe = epochs.VARIANTS["vgg11"]["ratio 0.5"].recipe
-    yield epochs.Variant(replace(recipe, accelerator="cpu", batch=2), make)
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    return epochs.Variant(replace(recipe, accelerator="cpu", batch=2), make)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -42,6 +39,14 @@ def test_an_epoch_is_as_many_steps_as_its_images_need(
     monkeypatch.setattr(Replays, "replays", 0)
     assert epochs.seconds(small, "tf32", recorded=recorded, steps=5, images=80) == pytest.approx(1 / 5 * 80 / 2)
     assert Replays.replays == (epochs.FIRST + 5 - graph.TRIES if recorded else 0)
+
+
+def test_compiled_epochs_are_of_compiled_models(small: epochs.Variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr("convnn_lab.train.module.compile_parts", compiled.append)
+    for compiles in (False, True):
+        assert epochs.seconds(small, "tf32", recorded=True, steps=1, images=4, compiled=compiles) > 0
+    assert compiled == [Replays.model]
 
 
 def parameters(variant: epochs.Variant) -> int:

@@ -89,13 +89,17 @@ class Clock(Callback):
             self.seconds, self.began = time.perf_counter() - self.began, time.perf_counter()
 
 
-def seconds(variant: Variant, precision: Any, *, recorded: bool, steps: int, images: int = IMAGES) -> float:
+def seconds(
+    variant: Variant, precision: Any, *, recorded: bool, steps: int, images: int = IMAGES, compiled: bool = False
+) -> float:
     """Seconds that so many images take, by the time of a few steps.
 
     Args:
         recorded: whether steps are launched as a whole.
+        compiled: whether what stands between the layers' own kernels is compiled.
     """
-    recipe = replace(variant.recipe, precision=precision, epochs=1, graph="on" if recorded else "off")
+    told: dict[str, Any] = {"graph": "on" if recorded else "off", "compile": compiled}
+    recipe = replace(variant.recipe, precision=precision, epochs=1, **told)
     surroundings.set_up(recipe)
     device = surroundings.device_of(recipe)
     learner = Classifier(recipe, variant.make(recipe, str(device)), source(recipe, FIRST + steps, device), 1)

@@ -90,7 +90,7 @@ def _panels(
             many = len(each.get_legend_handles_labels()[0]) > 6
             aside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if many else {}
             each.legend(fontsize="x-small", **aside)
-    figure.supxlabel(about(results), fontsize="x-small")
+    figure.supxlabel(about(results, bars=fill is not _curves), fontsize="x-small")
     written = BytesIO()
     figure.savefig(written, dpi=120, format="png")
     with store.storing(path):
@@ -98,14 +98,14 @@ def _panels(
     store.write(path, written.getvalue())
 
 
-def about(results: Sequence[Curve]) -> str:
-    """What a figure is made of: how long, how precisely and how often rows were run, and what bars are."""
+def about(results: Sequence[Curve], *, bars: bool = True) -> str:
+    """What a figure is made of: how long, how precisely and how often rows were run, and what bars are, if any."""
     epochs = sorted({each.epochs for each in results})
     precisions = sorted({each.job.recipe.precision for each in results})
     seeds = sorted({len(each.seeds) for each in results})
     said = [f"{_span(epochs)} epochs", " and ".join(precisions), f"{_span(seeds)} seed{'s' * (seeds != [1])}"]
-    bars = "; means over seeds, bars: their standard deviation" if seeds[-1] > 1 else ""
-    return f"ours: {', '.join(said)}{bars}"
+    pooled = f"; means over seeds{', bars: their standard deviation' * bars}" if seeds[-1] > 1 else ""
+    return f"ours: {', '.join(said)}{pooled}"
 
 
 def _span(numbers: Sequence[int]) -> str:
