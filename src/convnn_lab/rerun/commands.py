@@ -17,7 +17,7 @@ from convnn_lab.tables import TABLES, Row, Table
 
 if TYPE_CHECKING:
     from convnn_lab.rerun.jobs import Outcome
-    from convnn_lab.rerun.results import Result
+    from convnn_lab.rerun.results import Going, Result
 
 # Beside what every command ends with: the time was up, and the same command goes on.
 HOLDS, FAILS, UNFINISHED, INTERRUPTED = 0, 1, 3, 130
@@ -43,6 +43,8 @@ class Reproduce:
     """print the command of every run; nothing is trained"""
     figures: bool = False
     """write results and figures of what is there; nothing is trained"""
+    at: int | None = None
+    """with --figures: of the first N epochs of all runs that have them, which at a constant rate are runs too"""
     data_dir: Path | None = None
     """where the data are: a folder of folders named as data sets are, or that of one data set"""
     seeds: tuple[int, ...] = (42,)
@@ -88,6 +90,8 @@ class Reproduce:
             require_writable(self.json)
         if sum((self.static, self.plan, self.figures)) > 1:
             raise ValueError("--static, --plan and --figures are three things to do; give one")
+        if self.at is not None and (not self.figures or self.at < 1):
+            raise ValueError(f"--at goes with --figures, and must be at least 1, got {self.at}")
         if self.jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {self.jobs}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -132,27 +136,30 @@ class Reproduce:
             outcome = jobs.run_all(every, self.jobs, deadline, self.keep)
             if all(job.folder in outcome.wrong for job in every) and not any(job.folder.exists() for job in every):
                 raise ValueError("; ".join(dict.fromkeys(outcome.wrong.values())))
-        found = results.collect(table, self.output)
-        if self.figures and not found and not results.going(table, self.output):
-            raise ValueError(f"no run of {table.name} in {self.output} has finished, or as much as an epoch")
+        found = results.collect(table, self.output, self.at)
+        going = [] if self.at else results.going(table, self.output)
+        if self.figures and not found and not going:
+            enough = "finished, or as much as an epoch" if self.at is None else f"{self.at} epochs"
+            raise ValueError(f"no run of {table.name} in {self.output} has {enough}")
         said = {} if self.figures else _said(rows, asked, outcome)
-        return self._report(table, rows, found, said, outcome)
+        return self._report(table, rows, found, going, said, outcome)
 
     def _report(
         self,
         table: Table,
         rows: Sequence[Row],
         found: Sequence[Result],
+        going: Sequence[Going],
         said: Mapping[tuple[str, str], tuple[int, str]],
         outcome: Outcome,
     ) -> int:
         """Print and write what is there; the exit status says what is not."""
-        from convnn_lab.rerun import figures, report, results
+        from convnn_lab.rerun import figures, report
 
-        folder = self.output / table.name
+        folder = self.output / table.name / ("" if self.at is None else f"at-{self.at}")
         report.show(table, rows, found, {key: words for key, (_, words) in said.items()})
         report.write(folder / "results.csv", table, found)
-        drawn = figures.draw(folder, table, found, results.going(table, self.output))
+        drawn = figures.draw(folder, table, found, going)
         sys.stdout.write(f"{', '.join(map(str, [folder / 'results.csv', *drawn]))}\n")
         codes = {code for code, _ in said.values()}
         if outcome.interrupted:

@@ -103,13 +103,18 @@ def with_spread(values: Sequence[float]) -> str:
     return f"{mean(values):.2f}{spread}"
 
 
-def collect(table: Table, output: Path) -> list[Result]:
-    """The finished runs of every row, whichever call or table trained them."""
+def collect(table: Table, output: Path, at: int | None = None) -> list[Result]:
+    """The finished runs of every row, whichever call or table trained them.
+
+    Args:
+        at: so many first epochs instead, of all runs that have them; where the rate is constant they are a run of their
+            own.
+    """
     there = homes(output)
     found = []
     for row in table.rows:
         if trained(row):
-            found += _of_row(row, there[recipe_of(row)[1]])
+            found += _of_row(row, there[recipe_of(row)[1]], at)
     return found
 
 
@@ -141,13 +146,13 @@ def _leaving_out() -> Iterator[None]:
         sys.stderr.write(f"convnn: note: left out: {error}\n")
 
 
-def _of_row(row: Row, home: Path) -> list[Result]:
+def _of_row(row: Row, home: Path, at: int | None) -> list[Result]:
     groups: dict[Any, list[Run]] = {}
     for run in _runs(home):
         with _leaving_out():
-            if run.finished:
-                groups.setdefault((replace(_recipe(row, run), seed=0), run.counts()), []).append(run)
-    return [_result(row, runs) for runs in groups.values()]
+            if run.finished if at is None else len(run.rows()) >= at:
+                groups.setdefault((replace(_recipe(row, run, at), seed=0), run.counts()), []).append(run)
+    return [_result(row, runs, at) for runs in groups.values()]
 
 
 def _of(row: Row, run: Run) -> Recipe:
@@ -158,10 +163,13 @@ def _of(row: Row, run: Run) -> Recipe:
     return recipe
 
 
-def _recipe(row: Row, run: Run) -> Recipe:
-    """What a finished run was run by, once all that is quoted of it is known to be there."""
+def _recipe(row: Row, run: Run, at: int | None) -> Recipe:
+    """What a run, or its first epochs, were run by, once all that is quoted is known to be there."""
     recipe = _of(row, run)
-    if [int(epoch["epoch"]) for epoch in run.rows()] != list(range(recipe.epochs)):
+    if at is not None and (recipe.schedule != "constant" or recipe.warmup):
+        raise ValueError(f"the rate of {run.folder} depends on its length: its first {at} epochs are no run")
+    recipe = recipe if at is None else replace(recipe, epochs=at)
+    if [int(epoch["epoch"]) for epoch in run.rows()[:at]] != list(range(recipe.epochs)):
         raise ValueError(f"{run.folder / 'metrics.csv'} does not have the {recipe.epochs} epochs of the run")
     if not (run.folder / "environment.json").exists() or not (run.folder / "data.json").exists():
         raise ValueError(f"{run.folder} lacks environment.json or data.json")
@@ -174,12 +182,12 @@ def _freed(recipe: Recipe) -> Recipe:
     return replace(plain(recipe), seed=0, epochs=1, warmup=0.0, **told)
 
 
-def _result(row: Row, runs: Sequence[Run]) -> Result:
+def _result(row: Row, runs: Sequence[Run], at: int | None) -> Result:
     name, recipe = runs[0].recipe()
-    curves = [run.rows() for run in runs]
+    recipe = recipe if at is None else replace(recipe, epochs=at)
+    curves = [run.rows()[:at] for run in runs]
     at = min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs)
     ends = [rows[at - 1] for rows in curves]
-    summaries: list[Any] = [run.summary() for run in runs]
     started = store.read_json(runs[0].folder / "environment.json")[-1]
     return Result(
         row,
@@ -192,17 +200,18 @@ def _result(row: Row, runs: Sequence[Run]) -> Result:
         at,
         mean(sum(epoch["seconds"] for epoch in rows) for rows in curves),
         started["gpus"][0] if started["gpus"] and recipe.accelerator != "cpu" else "cpu",
-        summaries[0]["parameters"],
-        _flops(replace(plain(recipe), seed=0), runs[0].folder / "data.json") / 1e9,
+        *_counts(replace(plain(recipe), seed=0), runs[0].folder / "data.json"),
         tuple(averaged(curves)),
     )
 
 
 @cache
-def _flops(recipe: Recipe, about: Path) -> int:
+def _counts(recipe: Recipe, about: Path) -> tuple[int, float]:
+    """Parameters, and true GFLOPS."""
     said = store.read_json(about)
     model = build(recipe, said["channels"], said["size"], len(said["classes"]), device="meta").eval()
-    return count(model, said["size"], published=recipe.published).true
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return parameters, count(model, said["size"], published=recipe.published).true / 1e9
 
 
 def averaged(runs: Sequence[Sequence[Epoch]]) -> list[Epoch]:
