@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from convnn_lab.recipes import RECIPES, Recipe
 from convnn_lab.train import fit
+from convnn_lab.train.again import compute_again
 from convnn_lab.train.build import build
 from convnn_lab.train.compiled import compile_parts
 from tests.train.test_runs import dead
@@ -35,6 +36,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
     made = CompileCounterWithBackend("aot_eager")
     compiled: Callable[..., None] = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda self: compiled(self, backend=made))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=made))
     return made
 
 
@@ -55,6 +57,18 @@ def test_a_model_without_blocks_is_compiled_as_a_whole(counter: CompileCounterWi
     compile_parts(model)
     torch.testing.assert_close(model(x), expected)
     assert counter.frame_count == 1
+
+
+def test_the_inside_of_blocks_is_compiled_and_computed_again(counter: CompileCounterWithBackend) -> None:
+    model = build(VIT, 1, 8, 10)
+    x = torch.randn(5, 1, 8, 8)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), parameters)
+    compute_again(model, compiled=True)
+    before = counter.frame_count
+    found = torch.autograd.grad(model(x).square().sum(), parameters)
+    assert (before, counter.frame_count) == (0, 1)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.usefixtures("counter")

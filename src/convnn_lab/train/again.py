@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as again
 
@@ -25,14 +26,18 @@ def _unmoved(block: nn.Module) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, tracked
 
 
-def compute_again(model: nn.Module) -> None:
-    """Keep nothing inside the blocks of a model but what comes in."""
+def compute_again(model: nn.Module, *, compiled: bool = False) -> None:
+    """Keep nothing inside the blocks of a model but what comes in.
+
+    Args:
+        compiled: whether the inside is compiled; what computes it again is not, since no compiler follows it.
+    """
     blocks = [module for module in model.modules() if type(module).__name__ in ("Block", "Basic", "Bottleneck")]
     blocks = blocks or [module for module in model.modules() if type(module).__name__ in ("HybridConv2d", "ConvNN2d")]
     if not blocks:
         raise ValueError(f"--checkpoint-activations knows no blocks in a {type(model).__name__} of these layers")
     for block in blocks:
-        inner = block.forward
+        inner = torch.compile(block.forward) if compiled else block.forward
 
         def forward(*inputs: Any, inner: Any = inner, block: nn.Module = block) -> Any:
             return again(inner, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _unmoved(block)))

@@ -65,8 +65,8 @@ class Classifier(pl.LightningModule):
         self.soft, self.smooth = SoftTargetCrossEntropy(), recipe.smoothing
         self.register_buffer("lost_at", torch.tensor(-1), persistent=False)
         if recipe.checkpoint_activations:
-            compute_again(model)
-        if recipe.compile:
+            compute_again(model, compiled=recipe.compile)
+        elif recipe.compile:
             compile_parts(model)
 
     @property
