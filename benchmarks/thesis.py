@@ -6,7 +6,8 @@ Every run is one that `convnn reproduce --output runs/thesis` would train; here 
 so that a table's last run does not have the GPU for itself. Rates are constant, and a run of 10 epochs is the beginning
 of one of 150: a row that several parts ask for is trained once, as long as the longest does. The results and figures of
 a part are of its own number of epochs, in OUTPUT/PART/TABLE. What has finished is not run again and what was stopped is
-resumed: the same command goes on after anything. It ends with 3 if the time was up before.
+resumed: the same command goes on after anything. It ends with 3 if the time was up before. Weights are not kept unless
+asked for: those of a VGG-11 are half a gigabyte.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ PARTS: dict[str, Part] = {
             Rows("vgg-k", _each("Branching, 0.5, k = ", 1, 3, 5, 9, 12, after=", 3x3 kernel")),
             Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-3")),
             Rows("vgg-patch", _each("", *LAMBDAS[1:], after=", patch 2")),
-            Rows("vgg-candidates", ("Branching, 0.5, spatial, r = 8²", "ConvNN", *_each("ConvNN, random, r = ", "8²"))),
+            Rows("vgg-candidates", ("Branching, 0.5, spatial, r = 8²", "ConvNN", "ConvNN, random, r = 8²")),
             Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-5")),
             Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-4")),
             Rows("vgg-patch", _each("", *LAMBDAS, after=", patch 1")),
@@ -122,22 +123,27 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Part] = PAR
     asked.add_argument("--jobs", type=int, default=5)
     asked.add_argument("--max-time")
     asked.add_argument("--output", type=Path, default=Path("runs/thesis"))
+    asked.add_argument("--keep", choices=["weights", "all", "nothing"], default="nothing")
     asked.add_argument("--plan", action="store_true", help="print the command of every run; nothing is trained")
     given = asked.parse_args(arguments)
     if given.jobs < 1:
         asked.error(f"--jobs must be at least 1, got {given.jobs}")
-    deadline = None if given.max_time is None else time.monotonic() + seconds("--max-time", given.max_time)
+    began = time.monotonic()
     # What one part asks for may be longer in another, also if that is not run now.
     whole = {job.folder: job for job in queue(known.values(), given.output, given.data_dir)}
     waiting = [whole[job.folder] for job in queue((known[name] for name in given.parts), given.output, None)]
     if given.plan:
         print(*(job.command for job in waiting), sep="\n")
         return commands.HOLDS
-    outcome = jobs.run_all(waiting, given.jobs, deadline, "nothing")
+    try:
+        deadline = None if given.max_time is None else began + seconds("--max-time", given.max_time)
+        outcome = jobs.run_all(waiting, given.jobs, deadline, given.keep)
+    except ValueError as error:
+        asked.error(str(error))
     for name in given.parts:
         write(known[name], given.output, given.output / name)
-    for folder, why in outcome.wrong.items():
-        print(f"{folder}: {why}", file=sys.stderr)
+    for why in dict.fromkeys(outcome.wrong.values()):
+        print(f"{sum(why == each for each in outcome.wrong.values())} runs: {why}", file=sys.stderr)
     left = [job for job in waiting if job.folder not in outcome.wrong and not Run(job.folder).finished]
     print(f"{len(waiting) - len(left) - len(outcome.wrong)} of {len(waiting)} runs have finished")
     if outcome.interrupted:
@@ -153,6 +159,8 @@ def write(part: Part, output: Path, folder: Path) -> None:
         found = [
             each for each in results.collect(table, output, part.epochs) if (each.row.label, each.row.dataset) in labels
         ]
+        if not found:
+            continue
         report.show(table, rows, found, {})
         report.write(folder / name / "results.csv", table, found)
         figures.draw(folder / name, table, found)

@@ -55,6 +55,8 @@ def main() -> None:
 def add(row: dict[str, Any], to: Path) -> None:
     """Add a line to a file, which names its columns first."""
     new = not to.exists()
+    if not new and to.read_text().partition("\n")[0] != ",".join(row):
+        raise ValueError(f"{to} has other columns than {', '.join(row)}; name another file")
     with to.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(row))
         if new:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +41,15 @@ def test_an_epoch_is_as_many_steps_as_its_images_need(
     monkeypatch.setattr(Replays, "replays", 0)
     assert epochs.seconds(small, "tf32", recorded=recorded, steps=5, images=80) == pytest.approx(1 / 5 * 80 / 2)
     assert Replays.replays == (epochs.FIRST + 5 - graph.TRIES if recorded else 0)
+
+
+def test_lines_are_added_to_a_file_of_the_same_columns(tmp_path: Path) -> None:
+    add = run_path(str(Path(__file__).parents[1] / "benchmarks" / "train.py"))["add"]
+    for seconds in (1.5, 2.5):
+        add({"network": "ratio 0", "graph": seconds}, tmp_path / "train.csv")
+    assert (tmp_path / "train.csv").read_text().split() == ["network,graph", "ratio", "0,1.5", "ratio", "0,2.5"]
+    with pytest.raises(ValueError, match="has other columns than network, eager; name another file"):
+        add({"network": "ratio 0", "eager": 1.0}, tmp_path / "train.csv")
 
 
 def test_compiled_epochs_are_of_compiled_models(small: epochs.Variant, monkeypatch: pytest.MonkeyPatch) -> None:

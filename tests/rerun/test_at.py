@@ -85,7 +85,7 @@ def test_where_the_rate_falls_the_beginning_is_no_run(
     assert [each.epochs for each in results.collect(tiny, tmp_path)] == [2]
     capsys.readouterr()
     assert results.collect(tiny, tmp_path, at=1) == []
-    assert "its first 1 epochs are no run" in capsys.readouterr().err
+    assert "its beginning is no run of its own" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("steady")
@@ -114,8 +114,15 @@ def test_a_row_of_several_parts_is_trained_once_and_as_long_as_the_longest(
     ]
     once = [len(Run(job.folder).rows()) for (job,) in jobs(rows.chosen(), [1], tmp_path, Told())]
     assert once == [3, 1]
-    with pytest.raises(SystemExit):
-        thesis.main([*given, "--jobs", "0"], known)
+    for more, message in (
+        (("--jobs", "0"), "--jobs must be at least 1, got 0"),
+        (("--max-time", "soon"), "--max-time"),
+        (("--parts", "long"), "holds a run of another recipe; choose another --output"),
+    ):
+        other = known if more[0] != "--parts" else {"long": thesis.Part((thesis.Rows("tiny", ("Conv2D",)),), 4, (1,))}
+        with pytest.raises(SystemExit):
+            thesis.main([*given, *more], other)
+        assert message in capsys.readouterr().err
 
 
 def test_every_part_names_rows_of_the_thesis(thesis: Any, tmp_path: Path) -> None:
@@ -127,6 +134,7 @@ def test_every_part_names_rows_of_the_thesis(thesis: Any, tmp_path: Path) -> Non
         assert (job.recipe.schedule, job.recipe.warmup) == ("constant", 0.0)
         vit = job.recipe.model.startswith("vit")
         assert (job.recipe.precision, job.recipe.compile) == (("bf16", True) if vit else ("tf32", False))
-    parts = {name: sum(map(len, part.tables().values())) for name, part in thesis.PARTS.items()}
-    assert parts["full"] == 2
+    for part in thesis.PARTS.values():
+        for rows in part.rows:
+            assert {row.label for row in rows.chosen()} == set(rows.labels)
     assert {job.recipe.seed for job in waiting if job.recipe.epochs == 150} == {42, 43}

@@ -234,7 +234,7 @@ def result(row: Row, job: Job) -> results.Result:
 
 
 def test_a_run_on_its_way_is_a_curve_and_no_result(
-    call: Call, tiny: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tiny: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 5)  # of three batches an epoch
@@ -249,9 +249,20 @@ def test_a_run_on_its_way_is_a_curve_and_no_result(
     assert [line.get_label() for line in places[0].get_lines()] == names
     assert list(places[0].get_lines()[1].get_ydata()) == [Run(going.job.folder).rows()[0]["train_loss"]]
     (tmp_path / "tiny" / "loss.png").unlink()
+    capsys.readouterr()
     assert call(tmp_path, "--figures") == commands.HOLDS
+    assert "1 of 2 epochs, float32, seed 3" in capsys.readouterr().out
     assert (tmp_path / "tiny" / "loss.png").exists()
+    assert call(tmp_path, "--figures", "--rows", "Branching") == commands.HOLDS
+    assert [row["row"] for row in written(tmp_path)] == ["Conv2D"]
+    assert "Conv2D" not in capsys.readouterr().out
     assert figures.draw(tmp_path / "alone", tiny, [], [going]) == [tmp_path / "alone" / "loss.png"]
+    # More than can be told apart: those that have finished.
+    several = [replace(going, job=replace(going.job, folder=tmp_path / str(n))) for n in range(figures.MOST)]
+    assert figures.draw(tmp_path / "many", tiny, found, several)[-1].name == "loss.png"
+    assert figures.draw(tmp_path / "too-many", tiny, [], [*several, going]) == []
+    compiled = replace(going.job.recipe, compile=True)
+    assert replace(going, job=replace(going.job, recipe=compiled)).how[1:3] == ["float32", "compiled"]
 
 
 def test_a_run_that_is_two_rows_is_drawn_once(call: Call, tiny: Table, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from convnn import HybridConv2d
 from convnn_lab.recipes import RECIPES, Recipe
 from convnn_lab.train import fit
 from convnn_lab.train.again import compute_again
@@ -24,7 +25,7 @@ from tests.train.test_runs import dead
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 VIT = replace(
-    RECIPES["digits"], model="vit_tiny", layer="convnn", ratio=None, patch=4, k=3, epochs=2, batch=512, lr=1e-4,
+    RECIPES["digits"], model="vit_tiny", layer="convnn", ratio=None, patch=4, k=3, epochs=1, batch=512, lr=1e-4,
     accelerator="cpu",
 )  # fmt: skip
 
@@ -71,13 +72,29 @@ def test_the_inside_of_blocks_is_compiled_and_computed_again(counter: CompileCou
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.usefixtures("counter")
-def test_a_compiled_run_learns_what_any_other_does_also_after_it_was_killed(tmp_path: Path) -> None:
+def test_what_is_inside_another_block_is_not_computed_again_twice(counter: CompileCounterWithBackend) -> None:
+    model = nn.Sequential(HybridConv2d(3, 4, 3, k=3), nn.ReLU(), HybridConv2d(4, 6, 3, k=5))  # each holds a ConvNN
+    x, parameters = torch.randn(2, 3, 7, 8), list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), parameters)
+    compute_again(model, compiled=True)
+    found = torch.autograd.grad(model(x).square().sum(), parameters)
+    assert counter.frame_count > 0
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_compiled_run_learns_what_any_other_does_also_after_it_was_killed(
+    counter: CompileCounterWithBackend, tmp_path: Path
+) -> None:
     given: Recipe = replace(VIT, compile=True)
     rows: Any = partial(map, lambda row: (row["train_loss"], row["val_loss"], row["val_acc"]))
     alone = list(rows(fit.train("digits", VIT, tmp_path / "alone", quiet=True).rows()))
+    assert counter.frame_count == 0
     whole = list(rows(fit.train("digits", given, tmp_path / "whole", quiet=True).rows()))
-    resumed = fit.resume(dead(replace(given, save_steps=1), tmp_path / "run", 4).folder, quiet=True)
+    assert counter.frame_count > 0
+    resumed = fit.resume(dead(replace(given, save_steps=1), tmp_path / "run", 2).folder, quiet=True)
     assert list(rows(resumed.rows())) == whole
-    for mine, theirs in zip(whole, alone, strict=True):
+    before = counter.frame_count
+    again = fit.train("digits", replace(given, checkpoint_activations=True), tmp_path / "again", quiet=True)
+    assert counter.frame_count > before
+    for mine, theirs in zip([*whole, *rows(again.rows())], [*alone, *alone], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=2e-3)

@@ -90,8 +90,10 @@ class Reproduce:
             require_writable(self.json)
         if sum((self.static, self.plan, self.figures)) > 1:
             raise ValueError("--static, --plan and --figures are three things to do; give one")
-        if self.at is not None and (not self.figures or self.at < 1):
-            raise ValueError(f"--at goes with --figures, and must be at least 1, got {self.at}")
+        if self.at is not None and not self.figures:
+            raise ValueError("--at goes with --figures; --epochs says how long runs are trained")
+        if self.at is not None and self.at < 1:
+            raise ValueError(f"--at must be at least 1, got {self.at}")
         if self.jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {self.jobs}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -137,11 +139,15 @@ class Reproduce:
             if all(job.folder in outcome.wrong for job in every) and not any(job.folder.exists() for job in every):
                 raise ValueError("; ".join(dict.fromkeys(outcome.wrong.values())))
         found = results.collect(table, self.output, self.at)
-        going = [] if self.at else results.going(table, self.output)
-        if self.figures and not found and not going:
-            enough = "finished, or as much as an epoch" if self.at is None else f"{self.at} epochs"
+        going = results.going(table, self.output) if self.at is None else []
+        if not self.figures:
+            return self._report(table, rows, found, going, _said(rows, asked, outcome), outcome)
+        if not any(each.row in rows for each in [*found, *going]):
+            enough = "finished, or as much as an epoch" if self.at is None else f"{self.at} epochs at a constant rate"
             raise ValueError(f"no run of {table.name} in {self.output} has {enough}")
-        said = {} if self.figures else _said(rows, asked, outcome)
+        said: dict[tuple[str, str], tuple[int, str]] = {}
+        for each in (each for each in going if each.row in rows):
+            said[each.row.label, each.row.dataset] = HOLDS, ", ".join(each.how)
         return self._report(table, rows, found, going, said, outcome)
 
     def _report(
@@ -159,9 +165,11 @@ class Reproduce:
         folder = self.output / table.name / ("" if self.at is None else f"at-{self.at}")
         report.show(table, rows, found, {key: words for key, (_, words) in said.items()})
         report.write(folder / "results.csv", table, found)
+        if self.figures:  # of the rows that were asked for; the file holds all
+            found, going = [each for each in found if each.row in rows], [each for each in going if each.row in rows]
         drawn = figures.draw(folder, table, found, going)
         sys.stdout.write(f"{', '.join(map(str, [folder / 'results.csv', *drawn]))}\n")
-        codes = {code for code, _ in said.values()}
+        codes = {code for code, _ in said.values()} - {HOLDS}
         if outcome.interrupted:
             sys.stdout.write("interrupted; the same command goes on\n")
             return INTERRUPTED

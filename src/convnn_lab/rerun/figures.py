@@ -32,17 +32,29 @@ CURVES = {"train_loss": ("training loss", 1), "val_loss": ("test loss", 1), "val
 def draw(folder: Path, table: Table, results: Sequence[Result], going: Sequence[Going] = ()) -> list[Path]:
     """Draw what a table's results allow, and curves of runs that have not finished; the files that were written."""
     drawn: list[Path] = []
-    curves: list[Curve] = [*results, *going]
+    curves = next((some for some in (_once([*results, *going]), _once(results)) if _can_be_told_apart(some)), [])
     if results:
         drawn.append(folder / "gflops.png")
         _panels(drawn[-1], results, _against_gflops, VARIED.get(table.name, ("", ""))[0])
     if results and table.name in VARIED:
         drawn.append(folder / f"accuracy-{VARIED[table.name][0]}.png")
         _panels(drawn[-1], results, _against, *VARIED[table.name])
-    if curves and max(len(group) for group in _by_rate(curves).values()) <= MOST:
+    if curves:
         drawn.append(folder / "loss.png")
         _panels(drawn[-1], curves, _curves, sides=len(CURVES), parted=_by_rate)
     return drawn
+
+
+def _once(curves: Sequence[Curve]) -> list[Curve]:
+    """Leave out a run that is another row's too."""
+    found: dict[Any, Curve] = {}
+    for each in curves:
+        found.setdefault((each.job.folder, each.epochs), each)
+    return list(found.values())
+
+
+def _can_be_told_apart(curves: Sequence[Curve]) -> bool:
+    return all(len(group) <= MOST for group in _by_rate(curves).values())
 
 
 def moving(values: Sequence[float], window: int = WINDOW) -> list[float]:
@@ -119,11 +131,8 @@ def _look(number: int) -> dict[str, str]:
 
 def _curves(axes: Any, group: Sequence[Curve]) -> None:
     """Losses and test accuracy over the epochs; a run that is two rows' is drawn once."""
-    once: dict[Any, Curve] = {}
-    for each in group:
-        once.setdefault((each.job.folder, each.epochs), each)
     for place, (field, (said, factor)) in zip(axes, CURVES.items(), strict=True):
-        for number, each in enumerate(once.values()):
+        for number, each in enumerate(_once(group)):
             epochs = [epoch["epoch"] + 1 for epoch in each.curves]
             values = moving([factor * epoch[field] for epoch in each.curves])
             marker = "o" if len(epochs) < 3 else None

@@ -61,7 +61,7 @@ def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Map
         key = (row.label, row.dataset)
         known = [row.printed.accuracy or "-", "-" if row.logged is None else f"{row.logged.accuracy:.2f}"]
         for each in there.get(key, []):
-            how = [str(len(each.seeds)), str(each.epochs), each.job.recipe.precision, _time(each.seconds)]
+            how = [str(len(each.seeds)), str(each.epochs), ", ".join(each.how[1:]), _time(each.seconds)]
             late = with_spread([mean(one) for one in each.lasts]) if each.lasts else "-"
             drawn.add_row(*key, *known, each.accuracy, late, f"{mean(each.losses):.4f}", *how, escape(each.job.again))
         if key in said:

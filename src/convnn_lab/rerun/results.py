@@ -51,7 +51,7 @@ class Result:
     @property
     def how(self) -> list[str]:
         """How long and how precisely it was trained."""
-        return [f"{self.epochs} epochs", self.job.recipe.precision]
+        return [f"{self.epochs} epochs", *_computed(self.job.recipe)]
 
     @property
     def spread(self) -> float | None:
@@ -94,7 +94,11 @@ class Going:
     def how(self) -> list[str]:
         """How far it is, how precisely it is trained, and its seed."""
         recipe = self.job.recipe
-        return [f"{self.epochs} of {recipe.epochs} epochs", recipe.precision, f"seed {recipe.seed}"]
+        return [f"{self.epochs} of {recipe.epochs} epochs", *_computed(recipe), f"seed {recipe.seed}"]
+
+
+def _computed(recipe: Recipe) -> list[str]:
+    return [recipe.precision, *(["compiled"] if recipe.compile else [])]
 
 
 def with_spread(values: Sequence[float]) -> str:
@@ -167,7 +171,7 @@ def _recipe(row: Row, run: Run, at: int | None) -> Recipe:
     """What a run, or its first epochs, were run by, once all that is quoted is known to be there."""
     recipe = _of(row, run)
     if at is not None and (recipe.schedule != "constant" or recipe.warmup):
-        raise ValueError(f"the rate of {run.folder} depends on its length: its first {at} epochs are no run")
+        raise ValueError(f"the rate of {run.folder} depends on its length: its beginning is no run of its own")
     recipe = recipe if at is None else replace(recipe, epochs=at)
     if [int(epoch["epoch"]) for epoch in run.rows()[:at]] != list(range(recipe.epochs)):
         raise ValueError(f"{run.folder / 'metrics.csv'} does not have the {recipe.epochs} epochs of the run")
@@ -186,18 +190,20 @@ def _result(row: Row, runs: Sequence[Run], at: int | None) -> Result:
     name, recipe = runs[0].recipe()
     recipe = recipe if at is None else replace(recipe, epochs=at)
     curves = [run.rows()[:at] for run in runs]
-    at = min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs)
-    ends = [rows[at - 1] for rows in curves]
+    last = min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs)
+    ends = [rows[last - 1] for rows in curves]
     started = store.read_json(runs[0].folder / "environment.json")[-1]
     return Result(
         row,
         Job(name, recipe, runs[0].folder),
         tuple(100 * end["val_acc"] for end in ends),
         tuple(end["val_loss"] for end in ends),
-        tuple(100 * max(epoch["val_acc"] for epoch in rows[:at]) for rows in curves),
-        tuple(tuple(100 * epoch["val_acc"] for epoch in rows[at - LATE : at]) for rows in curves if at >= 2 * LATE),
+        tuple(100 * max(epoch["val_acc"] for epoch in rows[:last]) for rows in curves),
+        tuple(
+            tuple(100 * epoch["val_acc"] for epoch in rows[last - LATE : last]) for rows in curves if last >= 2 * LATE
+        ),
         tuple(run.recipe()[1].seed for run in runs),
-        at,
+        last,
         mean(sum(epoch["seconds"] for epoch in rows) for rows in curves),
         started["gpus"][0] if started["gpus"] and recipe.accelerator != "cpu" else "cpu",
         *_counts(replace(plain(recipe), seed=0), runs[0].folder / "data.json"),

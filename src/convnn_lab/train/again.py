@@ -34,6 +34,8 @@ def compute_again(model: nn.Module, *, compiled: bool = False) -> None:
     """
     blocks = [module for module in model.modules() if type(module).__name__ in ("Block", "Basic", "Bottleneck")]
     blocks = blocks or [module for module in model.modules() if type(module).__name__ in ("HybridConv2d", "ConvNN2d")]
+    inside = {part for block in blocks for part in block.modules() if part is not block}
+    blocks = [block for block in blocks if block not in inside]
     if not blocks:
         raise ValueError(f"--checkpoint-activations knows no blocks in a {type(model).__name__} of these layers")
     for block in blocks:

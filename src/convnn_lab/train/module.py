@@ -64,6 +64,8 @@ class Classifier(pl.LightningModule):
         self.erase: RandomErasing | None = None
         self.soft, self.smooth = SoftTargetCrossEntropy(), recipe.smoothing
         self.register_buffer("lost_at", torch.tensor(-1), persistent=False)
+        if recipe.compile:
+            torch.compiler.reset()  # torch compiles a function for so many models only
         if recipe.checkpoint_activations:
             compute_again(model, compiled=recipe.compile)
         elif recipe.compile:
