@@ -142,7 +142,7 @@ class Reproduce:
         going = results.going(table, self.output) if self.at is None else []
         if not self.figures:
             return self._report(table, rows, found, going, _said(rows, asked, outcome), outcome)
-        if not any(each.row in rows for each in [*found, *going]):
+        if not any(row in rows for row in (*(each.row for each in found), *(each.row for each in going))):
             enough = "finished, or as much as an epoch" if self.at is None else f"{self.at} epochs at a constant rate"
             raise ValueError(f"no run of {table.name} in {self.output} has {enough}")
         said: dict[tuple[str, str], tuple[int, str]] = {}
