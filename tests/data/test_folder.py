@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import random
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -341,6 +342,22 @@ def test_an_error_of_a_worker_is_one_line_and_keeps_nobody_waiting(workers: int,
     del told
     gc.collect()
     assert time.monotonic() - began < 4
+
+
+def test_a_signal_to_all_processes_while_workers_start_ends_none(
+    small: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = loader._undisturbed
+
+    def reached_before(number: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        undisturbed(number)
+
+    monkeypatch.setattr(loader, "_undisturbed", reached_before)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    read = list(loader.test_loader(small, replace(SMALL, workers=2), rank=0, world=1, per_device=4))
+    assert sum(len(labels) for _, labels in read) == len(small.test)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="files that are open are counted in /proc")

@@ -99,9 +99,22 @@ class Batches(Sampler[list[tuple[int, int]]]):
             yield [(self.epoch, number) for number in self.numbers[first : first + self.size].tolist()]
 
 
+ANSWERED = (signal.SIGTERM, signal.SIGINT)  # by the process that trains, where they reach all processes
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Let these signals wait; a process started meanwhile never gets those of before it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ANSWERED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _undisturbed(_: int) -> None:
-    """Leave it to the process that trains to answer signals that reach all of them."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    """Leave signals to the process that trains."""
+    for number in ANSWERED:
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -121,7 +134,9 @@ class Loader(DataLoader[tuple[Tensor, int]]):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:  # type: ignore[override]
         try:
-            yield from map(tuple, super().__iter__())
+            with _held_back():  # workers start here
+                batches = super().__iter__()
+            yield from map(tuple, batches)
             return
         except UnreadableError as error:
             said = str(error).strip().split("UnreadableError: ")[-1]
