@@ -155,10 +155,7 @@ def write(part: Part, output: Path, folder: Path) -> None:
     """Write and print what the tables of a part have after its epochs."""
     for name, rows in part.tables().items():
         table = commands.named(name)
-        labels = {(row.label, row.dataset) for row in rows}
-        found = [
-            each for each in results.collect(table, output, part.epochs) if (each.row.label, each.row.dataset) in labels
-        ]
+        found = [each for each in results.collect(table, output, part.epochs) if each.row in rows]
         if not found:
             continue
         report.show(table, rows, found, {})

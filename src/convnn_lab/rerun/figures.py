@@ -41,7 +41,7 @@ def draw(folder: Path, table: Table, results: Sequence[Result], going: Sequence[
         _panels(drawn[-1], results, _against, *VARIED[table.name])
     if curves:
         drawn.append(folder / "loss.png")
-        _panels(drawn[-1], curves, _curves, sides=len(CURVES), parted=_by_rate)
+        _panels(drawn[-1], curves, _curves, sides=len(CURVES), parted=_by_rate, bars=False)
     return drawn
 
 
@@ -84,7 +84,13 @@ def _by_rate(results: Sequence[Curve]) -> dict[str, list[Curve]]:
 
 
 def _panels(
-    path: Path, results: Sequence[Curve], fill: Any, *more: str, sides: int = 1, parted: Any = _by_dataset
+    path: Path,
+    results: Sequence[Curve],
+    fill: Any,
+    *more: str,
+    sides: int = 1,
+    parted: Any = _by_dataset,
+    bars: bool = True,
 ) -> None:
     """One row of axes for each part of the results."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow to import
@@ -102,7 +108,7 @@ def _panels(
             many = len(each.get_legend_handles_labels()[0]) > 6
             aside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if many else {}
             each.legend(fontsize="x-small", **aside)
-    figure.supxlabel(about(results, bars=fill is not _curves), fontsize="x-small")
+    figure.supxlabel(about(results, bars=bars), fontsize="x-small")
     written = BytesIO()
     figure.savefig(written, dpi=120, format="png")
     with store.storing(path):
