@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from convnn import HybridConv2d
+from convnn.descriptor import scaled_concat
+from convnn.functional import nearest
 from convnn_lab.bench.check import check
 from tests.triton.runner import Case, assert_agrees
 
@@ -21,3 +24,22 @@ def test_a_step_runs_at_every_size(tokens: int, k: int) -> None:
 @pytest.mark.parametrize("channels", [1, 3, 16, 48, 96, 160, 300])
 def test_a_step_runs_at_every_width(channels: int) -> None:
     assert_agrees(Case("", (200, 210, channels, channels + 5), k=12, lead=(2,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [514, 1024, 2048])
+@pytest.mark.parametrize("keys", [36, 200, 700])
+def test_matrix_units_search_however_many_channels(keys: int, channels: int, dtype: torch.dtype) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    query, key = (torch.randn(3, rows, channels, device="cuda").to(dtype) for rows in (50, keys))
+    found = nearest(query, key, k=9, backend="triton")
+    exact = nearest(query.double(), key.double(), k=9, backend="reference")
+    # Near the ninth, TF32 may take one key for another: its score is near the other's.
+    torch.testing.assert_close(found.scores.double(), exact.scores, rtol=0, atol=1e-2)
+
+
+def test_the_narrowest_maps_with_places_beside_features_learn() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    layer = HybridConv2d(512, 512, 3, padding=1, position=scaled_concat(0.5)).cuda()
+    layer(torch.randn(8, 512, 4, 4, device="cuda")).square().sum().backward()
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in layer.parameters())

@@ -26,11 +26,15 @@ from triton.runtime.jit import JITFunction
 
 from convnn import ConvNNAttention, HybridConv2d
 from convnn.backends import BACKENDS
+from convnn.backends.triton import sizes
 from convnn.candidates import random
+from convnn.descriptor import scaled_concat
 from convnn.functional import convnn
 
 BACKEND = replace(BACKENDS["triton"], declines=lambda *_: None)
 BRAIN, SINGLE = torch.bfloat16, torch.float32
+# Bytes of shared memory a program may have on an A100, a GeForce RTX 4090 and an H100.
+SHARED = {80: 166_912, 89: 101_376, 90: 232_448}
 
 
 class Driver:
@@ -73,6 +77,16 @@ def maps(side: int, channels: int, dtype: torch.dtype, **options: Any) -> Callab
     return run
 
 
+def on_matrix_units(problem: Callable[[], None]) -> Callable[[], None]:
+    """A problem of single precision where torch is told that matrix units may round."""
+
+    def run() -> None:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        problem()
+
+    return run
+
+
 def attention(heads: int, r: int, dtype: torch.dtype, **options: Any) -> Callable[[], None]:
     """A layer of 192 channels with candidates, oneself among them, forward and backward."""
 
@@ -97,6 +111,8 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "behind a mask": tokens(197, 64, 128, 9, mask=torch.zeros(197, 64)),
     "maps": maps(32, 64, BRAIN),
     "small maps": maps(4, 512, SINGLE),
+    "places beside features": on_matrix_units(maps(4, 512, SINGLE, position=scaled_concat(0.5))),
+    "widest": tokens(40, 700, 2048, 9),
     "candidates": maps(32, 64, BRAIN, candidates=random(32)),
     "attention": attention(3, 100, SINGLE, attn_drop=0.1),
     "one head": attention(1, 32, BRAIN),
@@ -114,6 +130,7 @@ def compiled(architecture: int, problem: str) -> list[dict[str, Any]]:
         return made
 
     triton.runtime.driver.set_active(Driver(architecture))
+    sizes.room = lambda _: SHARED[architecture]  # type: ignore[assignment]
     JITFunction.run = only_compile
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign] # what kernels would have written

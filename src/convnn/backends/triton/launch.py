@@ -29,6 +29,7 @@ from convnn.backends.triton.sizes import (
     parts_of,
     pieces,
     precision,
+    rolled,
     sizes_of,
     stream_tile,
     strides,
@@ -119,6 +120,7 @@ def _whole(
     if width <= WHOLE:
         rows, warps = whole_tile(k, plain=exact)
         n1, n2, n3 = pieces(width)
+        held = rows * whole + n1 * choices["BE"]
         select_whole[(over(n, rows), batch * heads)](
             *given,
             *sizes,
@@ -128,24 +130,22 @@ def _whole(
             N1=n1,
             N2=n2,
             N3=n3,
+            ROLLED=not exact and rolled(query, held),
             PLAIN=exact,
             num_warps=warps,
         )
         return
-    run(_stream(given, index, (*sizes, *steps), choices, plain=exact or width > 128 * TILES))
+    run(_stream(given, index, (*sizes, *steps), choices, exact=exact))
 
 
 def _stream(
-    given: list[Any], index: Tensor, numbers: tuple[int, ...], choices: dict[str, Any], *, plain: bool
+    given: list[Any], index: Tensor, numbers: tuple[int, ...], choices: dict[str, Any], *, exact: bool
 ) -> list[Launch]:
-    """What goes through any number of keys.
-
-    Args:
-        plain: whether scores are compared bit by bit, as those of single precision are, and where there are more tiles
-            than a score has room to number.
-    """
+    """What goes through any number of keys."""
     (batch, heads, n, k), width = index.shape, numbers[1]
-    entries = batch * heads
+    query, entries = given[0], batch * heads
+    # Scores of single precision are compared bit by bit, and all where a tile's number has no room in them.
+    plain = exact or width > 128 * TILES
     rows, group, depth, warps, stages = stream_tile(width, k, plain)
     tiles = over(n, rows)
     scratch, launches = [index] * 3, []
@@ -156,14 +156,9 @@ def _stream(
         flagged = index.new_empty((entries * tiles, rows), dtype=torch.int32)
         scratch = [flagged, *(flagged.new_empty(entries * tiles) for _ in range(2))]
         shared: dict[str, Any] = {"BM": rows, "G": group, "T": depth, "BITS": bits, "PLAIN": plain, **choices}
-        launches.append(
-            Launch(
-                select_stream,
-                (tiles, entries),
-                [*given, *scratch, *numbers],
-                {**shared, "STAGES": stages, "num_warps": warps},
-            )
-        )
+        alone = not exact and rolled(query, (rows + stages * group) * choices["EP"])
+        how = {"ROLLED": alone, "STAGES": 1 if alone else stages, "num_warps": warps}
+        launches.append(Launch(select_stream, (tiles, entries), [*given, *scratch, *numbers], {**shared, **how}))
         again = {
             "KP": padded(k),
             "TP": padded(tiles),
@@ -175,6 +170,7 @@ def _stream(
         launches.append(Launch(repair, grid, [*given, *scratch, *numbers, tiles], {**shared, **again}))
     programs = over(n, 16) if k > STREAMED else min(over(n, 16), 1 if interpreted() else max(1, 512 // entries))
     lists = {"KP": padded(k), "BR": 16, "G": 64, "TP": padded(tiles), "ALL": k > STREAMED, "num_warps": 4}
+    lists["ROLLED"] = not exact and rolled(query, 16 * choices["EP"] + 64 * choices["BE"])
     given = [*given, *scratch, *numbers, tiles]
     launches.append(Launch(select_exact, (programs, entries), given, {**choices, **lists}))
     return launches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 from torch import Tensor
@@ -51,6 +53,21 @@ def stream_tile(width: int, k: int, plain: bool) -> tuple[int, int, int, int, in
     if k <= 12 and width <= 4096:
         return 64, 32, 3, 4, 3
     return (64, 64, 3, 4, 3) if k <= 20 and width <= 64 * TILES else (64, 128, 4, 8, 3)
+
+
+# So many bytes are left to numbers that change places between threads.
+SPARE = 1024
+
+
+@cache
+def room(device: int) -> int:
+    """Bytes of shared memory that a program may have."""
+    return triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
+
+
+def rolled(tensor: Tensor, held: int) -> bool:
+    """Whether matrix units take channels piece by piece, as so many numbers at once would not fit into a program."""
+    return not interpreted() and held * tensor.itemsize + SPARE > room(tensor.device.index)
 
 
 def parts_of(entries: int, n: int, width: int, k: int, plain: bool) -> int:

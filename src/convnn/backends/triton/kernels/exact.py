@@ -62,6 +62,7 @@ def select_exact(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     DIFFERENCE: tl.constexpr,
+    ROLLED: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -103,7 +104,7 @@ def select_exact(
                 ok = num >= 0
                 num = tl.maximum(num, 0)
             s = score_tile(
-                q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BR, G, DIFFERENCE, INTERPRETED, PRECISION
+                q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BR, G, DIFFERENCE, ROLLED, INTERPRETED, PRECISION
             )  # fmt: skip
             lost = s != s
             s = tl.where(lost, 0.0, s)

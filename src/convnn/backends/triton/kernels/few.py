@@ -184,7 +184,7 @@ def attend_few(
     c = tl.arange(0, CP)
     num, ok = searched(CAND, col, width, HAS_CAND)
     q = load_rows(Q, row, row_ok, sqn, E, BE, 0, E == EP)
-    s = score_tile(q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, R, False, INTERPRETED, PRECISION) * scale
+    s = score_tile(q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, R, False, False, INTERPRETED, PRECISION) * scale
     s = lay(
         s, B, MASK, SHIFT, row, col, num, row_ok, ok, row, 0, smn, ssn,
         HAS_B, HAS_MASK, HAS_SHIFT, False, CAUSAL, WINDOW, True,

@@ -128,7 +128,9 @@ def attend_few_backward(
             if EP == BE:
                 s = scores(q, k, INTERPRETED, PRECISION) * scale
             else:
-                s = score_tile(q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, R, False, INTERPRETED, PRECISION)
+                s = score_tile(
+                    q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, R, False, False, INTERPRETED, PRECISION
+                )
                 s *= scale
             if HAS_SHIFT:
                 shown = row_ok[:, None] & ok[None, :]

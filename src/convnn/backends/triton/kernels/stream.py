@@ -86,6 +86,7 @@ def select_stream(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     DIFFERENCE: tl.constexpr,
+    ROLLED: tl.constexpr,
     PLAIN: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -138,7 +139,7 @@ def select_stream(
             ok = num >= 0
             num = tl.maximum(num, 0)
         s = score_tile(
-            q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, G, DIFFERENCE, INTERPRETED, PRECISION
+            q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, G, DIFFERENCE, ROLLED, INTERPRETED, PRECISION
         )  # fmt: skip
         s = lay(
             s, B, MASK, SHIFT, row, col, num, row_ok, ok, own, row0, smn, ssn,
@@ -163,7 +164,7 @@ def select_stream(
             ok = num >= 0
             num = tl.maximum(num, 0)
         s = score_tile(
-            q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, G, DIFFERENCE, INTERPRETED, PRECISION
+            q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, G, DIFFERENCE, ROLLED, INTERPRETED, PRECISION
         )  # fmt: skip
         s = lay(
             s, B, MASK, SHIFT, row, col, num, row_ok, ok, own, row0, smn, ssn,

@@ -20,7 +20,7 @@ def load_line(P, c, C, FULL: tl.constexpr):
 
 
 @triton.jit
-def load_rows(P, row, ok, stride, E, EP: tl.constexpr, first: tl.constexpr, FULL: tl.constexpr):
+def load_rows(P, row, ok, stride, E, EP: tl.constexpr, first, FULL: tl.constexpr):
     """Rows of a matrix, channels from ``first`` on; 0 where there are none."""
     e = first + tl.arange(0, EP)
     place = P + row[:, None] * stride + e[None, :]
@@ -30,13 +30,39 @@ def load_rows(P, row, ok, stride, E, EP: tl.constexpr, first: tl.constexpr, FULL
 
 
 @triton.jit
-def load_all(P, row, stride, E, EP: tl.constexpr, first: tl.constexpr, FULL: tl.constexpr):
+def load_all(P, row, stride, E, EP: tl.constexpr, first, FULL: tl.constexpr):
     """Rows that are there, channels from ``first`` on."""
     e = first + tl.arange(0, EP)
     place = P + row[:, None] * stride + e[None, :]
     if FULL:
         return tl.load(place)
     return tl.load(place, mask=(e < E)[None, :], other=0.0)
+
+
+@triton.jit
+def add_products(
+    s,
+    Q,
+    K,
+    row,
+    num,
+    row_ok,
+    sq,
+    sk,
+    first,
+    E: tl.constexpr,
+    BE: tl.constexpr,
+    FULL: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add the dot products of BE channels."""
+    a = load_rows(Q, row, row_ok, sq, E, BE, first, FULL)
+    b = load_all(K, num, sk, E, BE, first, FULL)
+    if INTERPRETED:  # its dot is wrong for bfloat16
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, tl.trans(b), s, input_precision=PRECISION)
 
 
 @triton.jit
@@ -55,10 +81,15 @@ def score_tile(
     BM: tl.constexpr,
     BN: tl.constexpr,
     DIFFERENCE: tl.constexpr,
+    ROLLED: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Dot products of a tile, or minus the squared distances by difference; ``num`` are keys that are there."""
+    """Dot products of a tile, or minus the squared distances by difference; ``num`` are keys that are there.
+
+    Channels are taken BE at a time, one after the other where they are rolled: else their loads run ahead, and all
+    of them need a place at once.
+    """
     if DIFFERENCE:
         s = tl.zeros([BM, BN], tl.float32)
         for e in tl.static_range(E):
@@ -74,13 +105,16 @@ def score_tile(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     else:
         s = tl.zeros([BM, BN], tl.float32)
-        for first in tl.static_range(0, EP, BE):
-            a = load_rows(Q, row, row_ok, sq, E, BE, first, E == EP)
-            b = load_all(K, num, sk, E, BE, first, E == EP)
-            if INTERPRETED:  # its dot is wrong for bfloat16
-                a = a.to(tl.float32)
-                b = b.to(tl.float32)
-            s = tl.dot(a, tl.trans(b), s, input_precision=PRECISION)
+        if ROLLED:
+            for first in tl.range(0, EP, BE, num_stages=1):
+                s = add_products(
+                    s, Q, K, row, num, row_ok, sq, sk, first, E, BE, E == EP, INTERPRETED, PRECISION
+                )  # fmt: skip
+        else:
+            for first in tl.static_range(0, EP, BE):
+                s = add_products(
+                    s, Q, K, row, num, row_ok, sq, sk, first, E, BE, E == EP, INTERPRETED, PRECISION
+                )  # fmt: skip
     return s
 
 

@@ -54,6 +54,7 @@ def scores(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     DIFFERENCE: tl.constexpr,
+    ROLLED: tl.constexpr,
     PLAIN: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -67,7 +68,7 @@ def scores(
         ok = num >= 0
         num = tl.maximum(num, 0)
     s = score_tile(
-        q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, BN, DIFFERENCE, INTERPRETED, PRECISION
+        q, Q, K, row, num, row_ok, sqn, skn, E, EP, BE, BM, BN, DIFFERENCE, ROLLED, INTERPRETED, PRECISION
     )  # fmt: skip
     s = lay(
         s, B, MASK, SHIFT, row, col, num, row_ok, ok, own, row0, smn, ssn,
@@ -131,6 +132,7 @@ def select_whole(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
     DIFFERENCE: tl.constexpr,
+    ROLLED: tl.constexpr,
     PLAIN: tl.constexpr,
     INTERPRETED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -158,20 +160,21 @@ def select_whole(
     c1 = tl.arange(0, N1)
     x1 = scores(
         q, Q, K, B, CAND, MASK, SHIFT, own, row, row_ok, c1, M, row0, sqn, skn, smn, ssn, E, EP, BE, BM, N1,
-        HAS_B, HAS_CAND, HAS_MASK, HAS_SHIFT, HAS_OWN, CAUSAL, WINDOW, DIFFERENCE, PLAIN, INTERPRETED, PRECISION, LOW,
+        HAS_B, HAS_CAND, HAS_MASK, HAS_SHIFT, HAS_OWN, CAUSAL, WINDOW, DIFFERENCE, ROLLED, PLAIN, INTERPRETED, PRECISION,
+        LOW,
     )  # fmt: skip
     if N2 > 0:
         c2 = N1 + tl.arange(0, N2)
         x2 = scores(
             q, Q, K, B, CAND, MASK, SHIFT, own, row, row_ok, c2, M, row0, sqn, skn, smn, ssn, E, EP, BE, BM, N2,
-            HAS_B, HAS_CAND, HAS_MASK, HAS_SHIFT, HAS_OWN, CAUSAL, WINDOW, DIFFERENCE, PLAIN, INTERPRETED, PRECISION,
+            HAS_B, HAS_CAND, HAS_MASK, HAS_SHIFT, HAS_OWN, CAUSAL, WINDOW, DIFFERENCE, ROLLED, PLAIN, INTERPRETED, PRECISION,
             LOW,
         )  # fmt: skip
     if N3 > 0:
         c3 = N1 + N2 + tl.arange(0, N3)
         x3 = scores(
             q, Q, K, B, CAND, MASK, SHIFT, own, row, row_ok, c3, M, row0, sqn, skn, smn, ssn, E, EP, BE, BM, N3,
-            HAS_B, HAS_CAND, HAS_MASK, HAS_SHIFT, HAS_OWN, CAUSAL, WINDOW, DIFFERENCE, PLAIN, INTERPRETED, PRECISION,
+            HAS_B, HAS_CAND, HAS_MASK, HAS_SHIFT, HAS_OWN, CAUSAL, WINDOW, DIFFERENCE, ROLLED, PLAIN, INTERPRETED, PRECISION,
             LOW,
         )  # fmt: skip
     prev = tl.zeros([BM], tl.uint32)
