@@ -21,6 +21,8 @@ SIZES = [
     Problem("a first layer", (6,), (1024, 1156), (3, 32), k=9, weighted=False),
     Problem("a last layer", (64,), (4, 16), (512, 256), k=9, weighted=False),
     Problem("a middle layer", (48,), (16, 36), (256, 512), k=9),
+    Problem("a wide layer", (64,), (64, 100), (256, 192), k=9),
+    Problem("a wide map", (16,), (1024, 1156), (192, 130), k=9),
     Problem("groups", (3, 2), (300, 324), (96, 192), groups=3, k=5),
     Problem("many channels", (2,), (70, 64), (2048, 130), k=3),
     Problem("many slots", (2,), (200, 180), (40, 72), k=64, slots=torch.int16),

@@ -77,6 +77,17 @@ def maps(side: int, channels: int, dtype: torch.dtype, **options: Any) -> Callab
     return run
 
 
+def mixing(channels: int, outputs: int, dtype: torch.dtype) -> Callable[[], None]:
+    """The operator with a kernel that mixes the channels of neighbours it weighs, forward and backward."""
+
+    def run() -> None:
+        shapes = ((32, 197, 64), (32, 197, 64), (32, 197, channels), (outputs, channels, 9))
+        leaves = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+        convnn(*leaves, k=9, backend=BACKEND).sum().backward()
+
+    return run
+
+
 def on_matrix_units(problem: Callable[[], None]) -> Callable[[], None]:
     """A problem of single precision where torch is told that matrix units may round."""
 
@@ -113,6 +124,8 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "small maps": maps(4, 512, SINGLE),
     "places beside features": on_matrix_units(maps(4, 512, SINGLE, position=scaled_concat(0.5))),
     "widest": tokens(40, 700, 2048, 9),
+    "mixing": mixing(192, 330, BRAIN),
+    "mixing, single": on_matrix_units(mixing(130, 330, SINGLE)),
     "candidates": maps(32, 64, BRAIN, candidates=random(32)),
     "attention": attention(3, 100, SINGLE, attn_drop=0.1),
     "one head": attention(1, 32, BRAIN),

@@ -25,10 +25,11 @@ PROBLEMS = (
         "few, wide",
         "behind a mask",
     ),
-    *("maps", "small maps", "places beside features", "widest", "candidates", "attention", "one head"),
+    *("maps", "small maps", "places beside features", "widest", "mixing", "mixing, single"),
+    *("candidates", "attention", "one head"),
 )
 # Those that an A100 is asked too, where a program has less memory.
-OLDER = ("wide", "small maps", "places beside features")
+OLDER = ("wide", "small maps", "places beside features", "mixing")
 # Bytes that threads may keep in memory for want of registers; a tile in the wrong layout takes twice as many.
 SPILLED = 4_000
 

@@ -115,6 +115,25 @@ def test_pieces_make_a_whole(problem: Problem, budget: int, monkeypatch: pytest.
     assert_agrees(problem)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_channels_one_piece_after_the_other_give_the_same_sums(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convnn.backends.triton import mix_steps  # noqa: PLC0415
+
+    problem = Problem("", (2,), (13, 11), (300, 10), groups, k=3, dtype=BRAIN)
+    leaves, index = problem.tensors()
+    at_once = step(leaves, index)
+    asked: list[int] = []
+
+    def always(_: Tensor, held: int) -> bool:
+        asked.append(held)
+        return True
+
+    monkeypatch.setattr(mix_steps, "rolled", always)
+    assert all(torch.equal(one, other) for one, other in zip(step(leaves, index), at_once, strict=True))
+    assert_agrees(problem)
+    assert min(asked) > 300 // groups
+
+
 @pytest.mark.parametrize("dtype", [SINGLE, BRAIN])
 def test_two_runs_are_equal_bit_by_bit(dtype: torch.dtype) -> None:
     leaves, index = Problem("", dtype=dtype).tensors()

@@ -22,6 +22,26 @@ def load_piece(P, ok, c, C, FULL: tl.constexpr):
 
 
 @triton.jit
+def add_piece(
+    part,
+    V,
+    W,
+    filled,
+    o_ok,
+    first,
+    C: tl.constexpr,
+    BC: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Add the products of the BC channels from ``first`` on of rows that start at V and W."""
+    c = first + tl.arange(0, BC)
+    v = load_piece(V, filled, c, C, C % BC == 0)
+    w = load_piece(W, o_ok, c, C, C % BC == 0)
+    return product(v, w, part, PRECISION, INTERPRETED)
+
+
+@triton.jit
 def mix_rows(
     V,
     I,
@@ -44,13 +64,16 @@ def mix_rows(
     BC: tl.constexpr,
     WEIGHTED: tl.constexpr,
     SHIFTED: tl.constexpr,
+    ROLLED: tl.constexpr,
     PRECISION: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """BM of all R rows of all entries, BN of the O outputs of a group of C channels; W is (G O, K, C)."""
+    """BM of all R rows of all entries, BN of the O outputs of a group of C channels; W is (G O, K, C).
+
+    The pieces of a slot's channels are taken one after the other where they are rolled: else all of them have a place.
+    """
     tiles: tl.constexpr = (O + BN - 1) // BN
     parts: tl.constexpr = (C + BC - 1) // BC
-    full: tl.constexpr = C % BC == 0
     pid, g = tl.program_id(0), tl.program_id(1)
     row = (pid // tiles).to(tl.int64) * BM + tl.arange(0, BM)
     o = (pid % tiles) * BN + tl.arange(0, BN)
@@ -65,20 +88,20 @@ def mix_rows(
             j = tl.load(I + row * KK + slot, mask=row_ok, other=-1).to(tl.int32)
             p = tl.load(P + row * KK + slot, mask=j >= 0, other=0.0).to(tl.float32)
             part = tl.zeros([BM, BN], tl.float32)
-            for first in tl.static_range(0, parts * BC, BC):
-                c = first + tl.arange(0, BC)
-                v = load_piece(V + start + j * svm, j >= 0, c, C, full)
-                w = load_piece(taps + slot * C, o_ok, c, C, full)
-                part = product(v, w, part, PRECISION, INTERPRETED)
+            taken, tap = V + start + j * svm, taps + slot * C
+            if ROLLED:
+                for first in tl.range(0, parts * BC, BC):
+                    part = add_piece(part, taken, tap, j >= 0, o_ok, first, C, BC, PRECISION, INTERPRETED)
+            else:
+                for first in tl.static_range(0, parts * BC, BC):
+                    part = add_piece(part, taken, tap, j >= 0, o_ok, first, C, BC, PRECISION, INTERPRETED)
             acc += p[:, None] * part
     else:
         for turn in tl.range(KK * parts):
-            slot = turn // parts
-            c = (turn % parts) * BC + tl.arange(0, BC)
+            slot, first = turn // parts, (turn % parts) * BC
             j = tl.load(I + row * KK + slot, mask=row_ok, other=-1).to(tl.int32)
-            v = load_piece(V + start + j * svm, j >= 0, c, C, full)
-            w = load_piece(taps + slot * C, o_ok, c, C, full)
-            acc = product(v, w, acc, PRECISION, INTERPRETED)
+            taken, tap = V + start + j * svm, taps + slot * C
+            acc = add_piece(acc, taken, tap, j >= 0, o_ok, first, C, BC, PRECISION, INTERPRETED)
     if SHIFTED:
         acc += tl.load(S + row, mask=row_ok, other=0.0)[:, None]
     place = Y + row[:, None] * (G * O) + (g * O + o)[None, :]
