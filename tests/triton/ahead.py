@@ -124,6 +124,8 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "small maps": maps(4, 512, SINGLE),
     "places beside features": on_matrix_units(maps(4, 512, SINGLE, position=scaled_concat(0.5))),
     "widest": tokens(40, 700, 2048, 9),
+    "widest, single": tokens(40, 700, 1024, 9, SINGLE),
+    "widest, long lists": tokens(40, 197, 1024, 25),
     "mixing": mixing(192, 330, BRAIN),
     "mixing, single": on_matrix_units(mixing(130, 330, SINGLE)),
     "candidates": maps(32, 64, BRAIN, candidates=random(32)),

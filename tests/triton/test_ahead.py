@@ -25,8 +25,8 @@ PROBLEMS = (
         "few, wide",
         "behind a mask",
     ),
-    *("maps", "small maps", "places beside features", "widest", "mixing", "mixing, single"),
-    *("candidates", "attention", "one head"),
+    *("maps", "small maps", "places beside features", "widest", "widest, single", "widest, long lists"),
+    *("mixing", "mixing, single", "candidates", "attention", "one head"),
 )
 # Those that an A100 is asked too, where a program has less memory.
 OLDER = ("wide", "small maps", "places beside features", "mixing")

@@ -120,7 +120,8 @@ def _whole(
     if width <= WHOLE:
         rows, warps = whole_tile(k, plain=exact)
         n1, n2, n3 = pieces(width)
-        held = rows * whole + n1 * choices["BE"]
+        # Without matrix units a piece of the keys changes its place once more.
+        held = rows * whole + (1 + exact) * n1 * choices["BE"]
         select_whole[(over(n, rows), batch * heads)](
             *given,
             *sizes,
@@ -130,7 +131,7 @@ def _whole(
             N1=n1,
             N2=n2,
             N3=n3,
-            ROLLED=not exact and rolled(query, held),
+            ROLLED=rolled(query, held, whole // choices["BE"], warps),
             PLAIN=exact,
             num_warps=warps,
         )
@@ -143,7 +144,7 @@ def _stream(
 ) -> list[Launch]:
     """What goes through any number of keys."""
     (batch, heads, n, k), width = index.shape, numbers[1]
-    query, entries = given[0], batch * heads
+    query, entries, count = given[0], batch * heads, choices["EP"] // choices["BE"]
     # Scores of single precision are compared bit by bit, and all where a tile's number has no room in them.
     plain = exact or width > 128 * TILES
     rows, group, depth, warps, stages = stream_tile(width, k, plain)
@@ -156,7 +157,8 @@ def _stream(
         flagged = index.new_empty((entries * tiles, rows), dtype=torch.int32)
         scratch = [flagged, *(flagged.new_empty(entries * tiles) for _ in range(2))]
         shared: dict[str, Any] = {"BM": rows, "G": group, "T": depth, "BITS": bits, "PLAIN": plain, **choices}
-        alone = not exact and rolled(query, (rows + stages * group) * choices["EP"])
+        # Without matrix units nothing is read ahead of its turn.
+        alone = rolled(query, (rows + (1 if exact else stages) * group) * choices["EP"], count)
         how = {"ROLLED": alone, "STAGES": 1 if alone else stages, "num_warps": warps}
         launches.append(Launch(select_stream, (tiles, entries), [*given, *scratch, *numbers], {**shared, **how}))
         again = {
@@ -170,7 +172,7 @@ def _stream(
         launches.append(Launch(repair, grid, [*given, *scratch, *numbers, tiles], {**shared, **again}))
     programs = over(n, 16) if k > STREAMED else min(over(n, 16), 1 if interpreted() else max(1, 512 // entries))
     lists = {"KP": padded(k), "BR": 16, "G": 64, "TP": padded(tiles), "ALL": k > STREAMED, "num_warps": 4}
-    lists["ROLLED"] = not exact and rolled(query, 16 * choices["EP"] + 64 * choices["BE"])
+    lists["ROLLED"] = rolled(query, 16 * choices["EP"] + 64 * choices["BE"], count)
     given = [*given, *scratch, *numbers, tiles]
     launches.append(Launch(select_exact, (programs, entries), given, {**choices, **lists}))
     return launches

@@ -57,6 +57,8 @@ def stream_tile(width: int, k: int, plain: bool) -> tuple[int, int, int, int, in
 
 # So many bytes are left to numbers that change places between threads.
 SPARE = 1024
+# More pieces than this take a compiler minutes; a single warp has no registers for what it would read ahead of two.
+MANY, SEVERAL = 32, 2
 
 
 @cache
@@ -65,9 +67,12 @@ def room(device: int) -> int:
     return triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
-def rolled(tensor: Tensor, held: int) -> bool:
-    """Whether matrix units take channels piece by piece, as so many numbers at once would not fit into a program."""
-    return not interpreted() and held * tensor.itemsize + SPARE > room(tensor.device.index)
+def rolled(tensor: Tensor, held: int, count: int = 1, warps: int = 4) -> bool:
+    """Whether channels are taken piece by piece, for so many numbers at once do not fit, or are too many pieces."""
+    if interpreted():
+        return False
+    most = SEVERAL if warps == 1 else MANY
+    return count > most or held * tensor.itemsize + SPARE > room(tensor.device.index)
 
 
 def parts_of(entries: int, n: int, width: int, k: int, plain: bool) -> int:
