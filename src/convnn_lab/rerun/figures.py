@@ -188,11 +188,12 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
 def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
     """Accuracy against cost; where a table varies a field, points have its value beside them."""
     kinds: dict[str, list[Result]] = {}
-    for each in group:
+    for number, each in enumerate(group):
         kinds.setdefault((_series(each, group, field) or "ours") if field else _named(each, group), []).append(each)
         if field in each.row.configuration:
             place = (each.gflops, mean(each.accuracies))
-            axes.annotate(f" {each.row.configuration[field]:g}", place, fontsize="xx-small")
+            side = "right" if number % 2 else "left"  # rows that follow each other are often near each other
+            axes.annotate(f"  {each.row.configuration[field]:g}  ", place, fontsize="xx-small", ha=side)
     for number, (name, several) in enumerate(kinds.items()):
         values, spreads = [mean(each.accuracies) for each in several], [each.spread or 0.0 for each in several]
         axes.errorbar(
