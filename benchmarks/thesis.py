@@ -72,23 +72,22 @@ def _shares(*ratios: float) -> tuple[str, ...]:
 METHODS = ("Self-Attention", *_each("ConvNN, ", "random", "all", "spatial"), "KVT-Attention, k = 9")
 PARTS: dict[str, Part] = {
     "full": Part((_vary(*LAMBDAS[:2]),), 150, (42, 43)),
-    "vit": Part((Rows("vit-cifar", METHODS),), 20),
     "search": Part((_vary("ConvNN"),), 150),
+    "vit-long": Part((Rows("vit-cifar", METHODS[:3]),), 30),
     "lambda": Part((_vary(*LAMBDAS, *_shares(0.25, 0.75)), _vary(*LAMBDAS[1:], positions="with")), 40),
+    "vit": Part((Rows("vit-cifar", METHODS),), 20),
+    "fashion": Part((Rows("fashion-lambda", ("Conv2D", *_shares(0.25, 0.5, 0.75), "ConvNN"), "fashion-mnist"),), 10),
     "vgg": Part(
         (
             Rows("vgg-candidates", ("Branching, 0.5", *_each("Branching, 0.5, random, r = ", "4²", "8²", "16²"))),
             Rows("vgg-k", _each("Branching, 0.5, k = ", 1, 3, 5, 9, 12, after=", 3x3 kernel")),
             Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-3")),
             Rows("vgg-patch", _each("", *LAMBDAS[1:], after=", patch 2")),
-            Rows("vgg-candidates", ("Branching, 0.5, spatial, r = 8²", "ConvNN", "ConvNN, random, r = 8²")),
-            Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-5")),
             Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-4")),
             Rows("vgg-patch", _each("", *LAMBDAS, after=", patch 1")),
         ),
         10,
     ),
-    "fashion": Part((Rows("fashion-lambda", ("Conv2D", *_shares(0.25, 0.5, 0.75), "ConvNN"), "fashion-mnist"),), 10),
     "vit-short": Part(
         (
             Rows("vit-candidates", ("Self-Attention", "ConvNN, all", *_each("ConvNN, random, r = ", 16, 32, 64, 128))),
@@ -97,6 +96,13 @@ PARTS: dict[str, Part] = {
             Rows("vit-candidates", _each("ConvNN, spatial, r = ", 32, 64)),
         ),
         6,
+    ),
+    "vgg-more": Part(
+        (
+            Rows("vgg-lr", _each("", *LAMBDAS, after=", learning rate 1e-5")),
+            Rows("vgg-candidates", ("Branching, 0.5, spatial, r = 8²", "ConvNN", "ConvNN, random, r = 8²")),
+        ),
+        10,
     ),
 }
 
