@@ -134,7 +134,7 @@ PROBLEMS: dict[str, Callable[[], None]] = {
 }
 
 
-def compiled(architecture: int, problem: str) -> list[dict[str, Any]]:
+def compiled(architecture: int, problem: Callable[[], None]) -> list[dict[str, Any]]:
     """What the kernels of a problem ask of a device."""
     found: dict[int, tuple[str, Any]] = {}
     run = JITFunction.run
@@ -151,7 +151,7 @@ def compiled(architecture: int, problem: str) -> list[dict[str, Any]]:
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign] # what kernels would have written
     torch.empty_like = torch.zeros_like
     torch.empty = torch.zeros  # type: ignore[assignment]
-    PROBLEMS[problem]()
+    problem()
     return [
         {
             "kernel": name,
@@ -176,5 +176,5 @@ def spilled(code: str, architecture: int) -> int:
 
 
 if __name__ == "__main__":
-    for line in compiled(int(sys.argv[1]), sys.argv[2]):
+    for line in compiled(int(sys.argv[1]), PROBLEMS[sys.argv[2]]):
         sys.stdout.write(json.dumps(line) + "\n")
