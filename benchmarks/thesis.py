@@ -165,7 +165,7 @@ def write(part: Part, output: Path, folder: Path) -> None:
         if not found:
             continue
         report.show(table, rows, found, {})
-        report.write(folder / name / "results.csv", table, found)
+        report.write(folder / name, table, found)
         figures.draw(folder / name, table, found)
 
 

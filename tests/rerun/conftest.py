@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convnn_lab import tables
+from convnn_lab import cli, tables
+from convnn_lab.rerun.plan import Job, Told, jobs
 from convnn_lab.tables import Logged, Printed, Row, Table
+from tests.rerun.calls import Call
 
 QUICK = {"recipe": "digits", "model": "resnet8", "layer": "hybrid", "batch": 20, "width": 8, "accelerator": "cpu"}
 QUICK |= {"stem": "imagenet"}  # a search on maps of 8 by 8
@@ -40,3 +42,21 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Table:
     table = Table("tiny", "a table of a second", rows)
     monkeypatch.setitem(tables.TABLES, "tiny", table)
     return table
+
+
+@pytest.fixture
+def call(tiny: Table, data_dir: Path) -> Call:
+    """The command on the made-up data, on CIFAR-10 unless told."""
+
+    def run(output: Path, *more: str, datasets: tuple[str, ...] = ("cifar10",)) -> int:
+        given = ["--data-dir", str(data_dir), "--output", str(output), "--epochs", "2", "--datasets", *datasets]
+        return cli.main(["reproduce", tiny.name, *given, *more])
+
+    return run
+
+
+@pytest.fixture
+def two(tiny: Table, data_dir: Path, tmp_path: Path) -> list[Job]:
+    """The runs of two rows."""
+    asked = jobs(tiny.rows[:2], [42], tmp_path / "out", Told(epochs=2, data_dir=data_dir))
+    return [job for several in asked for job in several]

@@ -18,9 +18,7 @@ from convnn_lab.rerun import commands, jobs, results
 from convnn_lab.tables import Table
 from convnn_lab.train import fit
 from convnn_lab.train.run import Run
-from tests.rerun.test_jobs import Call, call, epochs, stop_after, two, written
-
-__all__ = ["call", "two"]  # fixtures
+from tests.rerun.calls import Call, epochs, stop_after, written
 
 
 def test_who_waits_for_another_process_goes_on_from_where_that_one_ended(

@@ -164,11 +164,11 @@ class Reproduce:
 
         folder = self.output / table.name / ("" if self.at is None else f"at-{self.at}")
         report.show(table, rows, found, {key: words for key, (_, words) in said.items()})
-        report.write(folder / "results.csv", table, found)
+        files = report.write(folder, table, found, going)
         if self.figures:  # of the rows that were asked for; the file holds all
             found, going = [each for each in found if each.row in rows], [each for each in going if each.row in rows]
         drawn = figures.draw(folder, table, found, going)
-        sys.stdout.write(f"{', '.join(map(str, [folder / 'results.csv', *drawn]))}\n")
+        sys.stdout.write(f"{', '.join(map(str, [*files, *drawn]))}\n")
         codes = {code for code, _ in said.values()} - {HOLDS}
         if outcome.interrupted:
             sys.stdout.write("interrupted; the same command goes on\n")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, TypeVar
 
 from convnn_lab.recipes import RECIPES
-from convnn_lab.rerun.results import Going, Result
+from convnn_lab.rerun.results import LATE, Going, Result
 from convnn_lab.tables import Table
 from convnn_lab.train import store
 
-WINDOW = 10  # epochs of the moving average, as in the thesis
+WINDOW = 10  # epochs of the moving average of long runs, as in the thesis
 # What each table varies, with how the thesis writes it.
 VARIED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("vary-lambda", "fashion-lambda"), ("ratio", "λ")),
@@ -24,6 +24,8 @@ VARIED: dict[str, tuple[str, str]] = {
     "vit-heads": ("heads", "heads"),
 }
 Curve = Result | Going
+AnyCurve = TypeVar("AnyCurve", bound=Curve)
+BARS: dict[str, Any] = {"capsize": 4, "markersize": 4}  # that show behind a point
 MOST = 12  # curves that can be told apart
 # Numbers of an epoch that are drawn, with their names and what they are multiplied with.
 CURVES = {"train_loss": ("training loss", 1), "val_loss": ("test loss", 1), "val_acc": ("test accuracy in %", 100)}
@@ -32,7 +34,8 @@ CURVES = {"train_loss": ("training loss", 1), "val_loss": ("test loss", 1), "val
 def draw(folder: Path, table: Table, results: Sequence[Result], going: Sequence[Going] = ()) -> list[Path]:
     """Draw what a table's results allow, and curves of runs that have not finished; the files that were written."""
     drawn: list[Path] = []
-    curves = next((some for some in (_once([*results, *going]), _once(results)) if _can_be_told_apart(some)), [])
+    both: list[Sequence[Curve]] = [_once([*results, *going]), _once(results)]
+    curves = next((some for some in both if _can_be_told_apart(some)), [])
     if results:
         drawn.append(folder / "gflops.png")
         _panels(drawn[-1], results, _against_gflops, VARIED.get(table.name, ("", ""))[0])
@@ -45,9 +48,9 @@ def draw(folder: Path, table: Table, results: Sequence[Result], going: Sequence[
     return drawn
 
 
-def _once(curves: Sequence[Curve]) -> list[Curve]:
+def _once(curves: Sequence[AnyCurve]) -> list[AnyCurve]:
     """Leave out a run that is another row's too."""
-    found: dict[Any, Curve] = {}
+    found: dict[Any, AnyCurve] = {}
     for each in curves:
         found.setdefault((each.job.folder, each.epochs), each)
     return list(found.values())
@@ -136,19 +139,39 @@ def _look(number: int) -> dict[str, str]:
 
 
 def _curves(axes: Any, group: Sequence[Curve]) -> None:
-    """Losses and test accuracy over the epochs; a run that is two rows' is drawn once."""
+    """Losses and test accuracy over the epochs, of several seeds each faintly; a run that is two rows' is drawn once.
+
+    Short curves are averaged over less than long ones; they begin where there is a whole window.
+    """
+    window = max(1, min(WINDOW, max(len(each.curves) for each in group) // 5))
     for place, (field, (said, factor)) in zip(axes, CURVES.items(), strict=True):
         for number, each in enumerate(_once(group)):
-            epochs = [epoch["epoch"] + 1 for epoch in each.curves]
-            values = moving([factor * epoch[field] for epoch in each.curves])
-            marker = "o" if len(epochs) < 3 else None
-            place.plot(epochs, values, color=f"C{number % 10}", label=_named(each, group), marker=marker)
-        place.set_ylabel(f"{said}, moving average of {WINDOW}")
+            first = window - 1 if len(each.curves) > window else 0
+            look: Any = {"color": f"C{number % 10}", "marker": "o" if len(each.curves) < 3 else None}
+            faint: Any = [(run, {"alpha": 0.35, "linewidth": 0.8}) for run in each.runs if len(each.runs) > 1]
+            for run, more in [*faint, (each.curves, {"label": _named(each, group)})]:
+                epochs = [epoch["epoch"] + 1 for epoch in run]
+                values = moving([factor * epoch[field] for epoch in run], window)
+                place.plot(epochs[first:], values[first:], **look, **more)
+        place.set_ylabel(f"{said}, moving average of {window}" if window > 1 else said)
         place.set_xlabel("epoch")
+        place.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _heights(group: Sequence[Result]) -> tuple[str, Callable[[Result], list[float]]]:
+    """What rows are compared by, and where from: the last ten epochs where all have twenty, or else the last."""
+    if all(each.lasts for each in group):
+        return f"mean of the last {LATE} epochs", lambda each: [mean(last) for last in each.lasts]
+    return "last epoch", lambda each: list(each.accuracies)
+
+
+def _spread(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
     """Accuracy against a field, a line for all that agree in the rest; rows without the field lie across."""
+    compared, height = _heights(group)
     lines: dict[str, list[Result]] = {}
     across = [each for each in group if field not in each.row.configuration]
     along = [each for each in group if field in each.row.configuration]
@@ -156,57 +179,41 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
         lines.setdefault(_series(each, along, field), []).append(each)
     for number, each in enumerate(across):
         style = {"linestyle": ("--", "-.", ":")[number % 3], "color": f"{0.2 * (number % 4)}", "linewidth": 1}
-        axes.axhline(mean(each.accuracies), **style, label=_named(each, group))
+        axes.axhline(mean(height(each)), **style, label=_named(each, group))
     for number, (name, points) in enumerate(lines.items()):
         points.sort(key=lambda each: each.row.configuration[field])
         places = [each.row.configuration[field] for each in points]
-        spreads, look = [each.spread or 0.0 for each in points], _look(number)
-        axes.errorbar(
-            places,
-            [mean(each.accuracies) for each in points],
-            spreads,
-            **look,
-            capsize=2,
-            label=name or "ours",
-        )
-        logged = [
-            (place, each.row.logged.accuracy) for place, each in zip(places, points, strict=True) if each.row.logged
-        ]
+        values, spreads = [mean(height(each)) for each in points], [_spread(height(each)) for each in points]
+        look = _look(number)
+        axes.errorbar(places, values, spreads, **look, **BARS, label=name or "ours")
+        logged = [(place, of.row.logged.accuracy) for place, of in zip(places, points, strict=True) if of.row.logged]
         if logged:
-            axes.plot(
-                *zip(*logged, strict=True),
-                color=look["color"],
-                linestyle=":",
-                marker="x",
-                label=f"{name}{name and ', '}author's logs, {RECIPES[points[0].job.recipe_name].epochs} epochs",
-            )
+            whose = f"author's logs, last of {RECIPES[points[0].job.recipe_name].epochs} epochs"
+            dotted = {"color": look["color"], "linestyle": ":", "marker": "x"}
+            axes.plot(*zip(*logged, strict=True), **dotted, label=f"{name}{name and ', '}{whose}")
     axes.set_xscale("log" if field == "lr" else "linear")
     axes.set_xlabel(said)
-    axes.set_ylabel("test accuracy in %")
+    axes.set_ylabel(f"test accuracy in %, {compared}")
 
 
 def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
-    """Accuracy against cost; where a table varies a field, points have its value beside them."""
+    """Accuracy against cost; where a table varies a field, points have its value beside them. A run is drawn once."""
+    of, height = _heights(group)
     kinds: dict[str, list[Result]] = {}
-    for number, each in enumerate(group):
+    for number, each in enumerate(_once(group)):
         kinds.setdefault((_series(each, group, field) or "ours") if field else _named(each, group), []).append(each)
         if field in each.row.configuration:
-            place = (each.gflops, mean(each.accuracies))
+            place = (each.gflops, mean(height(each)))
             side = "right" if number % 2 else "left"  # rows that follow each other are often near each other
             axes.annotate(f"  {each.row.configuration[field]:g}  ", place, fontsize="xx-small", ha=side)
     for number, (name, several) in enumerate(kinds.items()):
-        values, spreads = [mean(each.accuracies) for each in several], [each.spread or 0.0 for each in several]
-        axes.errorbar(
-            [each.gflops for each in several],
-            values,
-            spreads,
-            **_look(number),
-            linestyle="",
-            capsize=2,
-            label=name,
-        )
+        values, spreads = [mean(height(each)) for each in several], [_spread(height(each)) for each in several]
+        costs = [each.gflops for each in several]
+        axes.errorbar(costs, values, spreads, **_look(number), **BARS, linestyle="", label=name)
+    costs = [each.gflops for each in group]
+    axes.set_xlim(0.8 * min(costs), 1.05 * max(costs))  # a few percent are not to fill a figure
     axes.set_xlabel("true GFLOPS of one image, forward")
-    axes.set_ylabel("test accuracy in %")
+    axes.set_ylabel(f"test accuracy in %, {of}")
 
 
 # How lines are told apart, as far as the rows of a figure differ in it.

@@ -1,19 +1,20 @@
-"""The thesis, the author's logs and our own runs beside each other, printed and as a file."""
+"""The thesis, the author's logs and our own runs beside each other, printed and as files."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Drawn
 
-from convnn_lab.rerun.results import Result, with_spread
+from convnn_lab.rerun.results import Going, Result, with_spread
 from convnn_lab.tables import Row, Table
 from convnn_lab.train import store
 
@@ -25,20 +26,43 @@ COLUMNS = (
 )
 
 
-def write(path: Path, table: Table, results: Sequence[Result]) -> None:
-    """Write the results of a table."""
+# Of an epoch, beside whose it is: of which run, how computed, and how many epochs that was given.
+EPOCH = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "seconds")
+EPOCHS = ("table", "row", "dataset", "seed", "precision", "compiled", "of", *EPOCH)
+
+
+def write(folder: Path, table: Table, results: Sequence[Result], going: Sequence[Going] = ()) -> list[Path]:
+    """Write the results of a table, and every epoch behind them and of runs on their way; the files."""
+    paths = [folder / "results.csv", folder / "epochs.csv"]
+    _store(paths[0], COLUMNS, [_line(table, each) for each in results])
+    runs: list[Result | Going] = [*results, *going]
+    _store(paths[1], EPOCHS, [line for each in runs for line in _epochs(table, each)])
+    return paths
+
+
+def _line(table: Table, each: Result) -> list[Any]:
+    row, logged = each.row, each.row.logged
+    known = [row.printed.accuracy, row.printed.loss, logged and logged.accuracy, logged and logged.loss]
+    losses = stdev(each.losses) if len(each.losses) > 1 else None
+    ours = [mean(each.accuracies), each.spread, mean(each.losses), losses, mean(each.bests), *each.late]
+    how = [" ".join(map(str, each.seeds)), each.epochs, each.job.recipe.precision, f"{each.seconds:.1f}"]
+    cost = [each.device, each.parameters, f"{each.gflops:.6f}", " ".join(f"{one:.2f}" for one in each.accuracies)]
+    numbers = ["" if one is None else one if isinstance(one, str) else f"{one:.6g}" for one in [*known, *ours]]
+    return [table.name, row.label, row.dataset, *numbers, *how, *cost, each.job.again]
+
+
+def _epochs(table: Table, each: Result | Going) -> Iterator[list[Any]]:
+    recipe = each.job.recipe
+    for seed, run in zip(each.seeds, each.runs, strict=True):
+        whose = [table.name, each.row.label, each.row.dataset, seed, recipe.precision, recipe.compile, recipe.epochs]
+        for epoch in run:
+            yield [*whose, int(epoch["epoch"]), *(f"{epoch[name]:.6g}" for name in EPOCH[1:])]
+
+
+def _store(path: Path, names: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for each in results:
-        row, logged = each.row, each.row.logged
-        known = [row.printed.accuracy, row.printed.loss, logged and logged.accuracy, logged and logged.loss]
-        losses = stdev(each.losses) if len(each.losses) > 1 else None
-        ours = [mean(each.accuracies), each.spread, mean(each.losses), losses, mean(each.bests), *each.late]
-        how = [" ".join(map(str, each.seeds)), each.epochs, each.job.recipe.precision, f"{each.seconds:.1f}"]
-        cost = [each.device, each.parameters, f"{each.gflops:.6f}", " ".join(f"{one:.2f}" for one in each.accuracies)]
-        numbers = ["" if one is None else one if isinstance(one, str) else f"{one:.6g}" for one in [*known, *ours]]
-        writer.writerow([table.name, row.label, row.dataset, *numbers, *how, *cost, each.job.again])
+    writer.writerows([names, *lines])
     with store.storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     store.write(path, text.getvalue())

@@ -28,25 +28,50 @@ class Result:
     """Runs of a row that differ in their seed alone; numbers are those of the last epoch, or the one the row is of.
 
     Args:
-        lasts: the accuracies of the last ten epochs of each run, where it has twenty; one epoch is not like the next.
-        seconds: of the epochs of a run, in the mean.
+        runs: the epochs of each run.
+        epochs: how many the numbers are quoted after.
         gflops: two for every multiplication with addition of the published architecture.
-        curves: the mean over seeds of every number of every epoch.
     """
 
     row: Row
     job: Job
-    accuracies: tuple[float, ...]
-    losses: tuple[float, ...]
-    bests: tuple[float, ...]
-    lasts: tuple[tuple[float, ...], ...]
+    runs: tuple[tuple[Epoch, ...], ...]
     seeds: tuple[int, ...]
     epochs: int
-    seconds: float
     device: str
     parameters: int
     gflops: float
-    curves: tuple[Epoch, ...]
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Of each run, in percent."""
+        return tuple(100 * run[self.epochs - 1]["val_acc"] for run in self.runs)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Test losses."""
+        return tuple(run[self.epochs - 1]["val_loss"] for run in self.runs)
+
+    @property
+    def bests(self) -> tuple[float, ...]:
+        """The accuracies of the best epochs."""
+        return tuple(100 * max(epoch["val_acc"] for epoch in run[: self.epochs]) for run in self.runs)
+
+    @property
+    def lasts(self) -> tuple[tuple[float, ...], ...]:
+        """The accuracies of the last ten epochs of each run, where it has twenty; one epoch is not like the next."""
+        ends = [run[self.epochs - LATE : self.epochs] for run in self.runs if self.epochs >= 2 * LATE]
+        return tuple(tuple(100 * epoch["val_acc"] for epoch in end) for end in ends)
+
+    @property
+    def seconds(self) -> float:
+        """What the epochs of a run took, in the mean."""
+        return mean(sum(epoch["seconds"] for epoch in run) for run in self.runs)
+
+    @property
+    def curves(self) -> tuple[Epoch, ...]:
+        """The mean over seeds of every number of every epoch."""
+        return tuple(averaged(self.runs))
 
     @property
     def how(self) -> list[str]:
@@ -79,6 +104,11 @@ class Going:
     row: Row
     job: Job
     curves: tuple[Epoch, ...]
+
+    @property
+    def runs(self) -> tuple[tuple[Epoch, ...]]:
+        """It alone."""
+        return (self.curves,)
 
     @property
     def epochs(self) -> int:
@@ -189,25 +219,15 @@ def _freed(recipe: Recipe) -> Recipe:
 def _result(row: Row, runs: Sequence[Run], at: int | None) -> Result:
     name, recipe = runs[0].recipe()
     recipe = recipe if at is None else replace(recipe, epochs=at)
-    curves = [run.rows()[:at] for run in runs]
-    last = min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs)
-    ends = [rows[last - 1] for rows in curves]
     started = store.read_json(runs[0].folder / "environment.json")[-1]
     return Result(
         row,
         Job(name, recipe, runs[0].folder),
-        tuple(100 * end["val_acc"] for end in ends),
-        tuple(end["val_loss"] for end in ends),
-        tuple(100 * max(epoch["val_acc"] for epoch in rows[:last]) for rows in curves),
-        tuple(
-            tuple(100 * epoch["val_acc"] for epoch in rows[last - LATE : last]) for rows in curves if last >= 2 * LATE
-        ),
+        tuple(tuple(run.rows()[:at]) for run in runs),
         tuple(run.recipe()[1].seed for run in runs),
-        last,
-        mean(sum(epoch["seconds"] for epoch in rows) for rows in curves),
+        min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs),
         started["gpus"][0] if started["gpus"] and recipe.accelerator != "cpu" else "cpu",
         *_counts(replace(plain(recipe), seed=0), runs[0].folder / "data.json"),
-        tuple(averaged(curves)),
     )
 
 
