@@ -39,7 +39,8 @@ def test_an_epoch_is_as_many_steps_as_its_images_need(
     looks = SimpleNamespace(perf_counter=lambda: float(next(clock)))
     monkeypatch.setattr("convnn_lab.bench.epochs.time", looks)
     monkeypatch.setattr(Replays, "replays", 0)
-    assert epochs.seconds(small, "tf32", recorded=recorded, steps=5, images=80) == pytest.approx(1 / 5 * 80 / 2)
+    took = epochs.seconds(small, epochs.Way("tf32", recorded), steps=5, images=80)
+    assert took == pytest.approx(1 / 5 * 80 / 2)
     assert Replays.replays == (epochs.FIRST + 5 - graph.TRIES if recorded else 0)
 
 
@@ -56,8 +57,20 @@ def test_compiled_epochs_are_of_compiled_models(small: epochs.Variant, monkeypat
     compiled: list[nn.Module] = []
     monkeypatch.setattr("convnn_lab.train.module.compile_parts", compiled.append)
     for compiles in (False, True):
-        assert epochs.seconds(small, "tf32", recorded=True, steps=1, images=4, compiled=compiles) > 0
+        assert epochs.seconds(small, epochs.Way("tf32", recorded=True, compiled=compiles), steps=1, images=4) > 0
     assert compiled == [Replays.model]
+
+
+def test_what_a_step_is_made_of_is_counted_by_the_step(small: epochs.Variant) -> None:
+    found = epochs.kernels(small, epochs.Way("tf32", recorded=False), steps=4)
+    launched = {each.name: each.launches for each in found}
+    assert launched["aten::addmm"] == 1  # one layer mixes all features, in each of four steps
+    assert [each.ms for each in found] == sorted((each.ms for each in found), reverse=True)
+
+    parts = run_path(str(Path(__file__).parents[1] / "benchmarks" / "train.py"))["parts"]
+    whole, kernels, *named = parts(small, epochs.Way("tf32", recorded=False), 2, 12.5)
+    assert (whole["what"], whole["ms"], kernels["what"]) == ("a whole step", "12.500", "all kernels")
+    assert 0 < sum(float(each["ms"]) for each in named) <= float(kernels["ms"]) + 0.01
 
 
 def parameters(variant: epochs.Variant) -> int:

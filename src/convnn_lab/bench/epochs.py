@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from torch import nn
+from torch.profiler import profile, supported_activities
 
 from convnn import ConvNNAttention, HybridConv2d
 from convnn_lab.bench import layer, maps, plain
@@ -67,6 +68,8 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     "vit_tiny": {
         "attention": _vit(layer="attention", candidates=None, k=None),
         "convnn, random:32": _vit(layer="convnn"),
+        "convnn, grid:32": _vit(layer="convnn", candidates="grid:32"),
+        "kvt, k = 9": _vit(layer="kvt", candidates=None),
         "convnn, all": _vit(layer="convnn", candidates=None),
         "convnn, all, plain": _vit(layer="convnn", candidates=None, as_plain=True),
     },
@@ -87,29 +90,81 @@ class Clock(Callback):
                 torch.cuda.synchronize()
             self.counted = pl_module.position - self.first
             self.seconds, self.began = time.perf_counter() - self.began, time.perf_counter()
+            self.looked(last=self.counted > 0)
+
+    def looked(self, *, last: bool) -> None:
+        """What else happens at a look at the clock."""
 
 
-def seconds(
-    variant: Variant, precision: Any, *, recorded: bool, steps: int, images: int = IMAGES, compiled: bool = False
-) -> float:
-    """Seconds that so many images take, by the time of a few steps.
+class Watch(Clock):
+    """Notes which kernels are launched by the batches it times; on a CPU, which operators."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first)
+        self.profile = profile(activities=list(supported_activities()))
+
+    def looked(self, *, last: bool) -> None:
+        """Begin at the first look, and end at the last."""
+        self.profile.stop() if last else self.profile.start()
+
+    def kernels(self) -> list[Kernel]:
+        """What was launched, the longest first."""
+        events = self.profile.key_averages()
+        on_gpu = [(each, each.self_device_time_total) for each in events if each.device_type.name == "CUDA"]
+        took = on_gpu or [(each, each.self_cpu_time_total) for each in events]
+        found = [Kernel(each.key, each.count / self.counted, us / 1000 / self.counted) for each, us in took]
+        return sorted(found, key=lambda each: -each.ms)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How often a step launches a kernel, and what all launches of it take."""
+
+    name: str
+    launches: float
+    ms: float
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a network is trained.
 
     Args:
         recorded: whether steps are launched as a whole.
         compiled: whether what stands between the layers' own kernels is compiled.
     """
-    told: dict[str, Any] = {"graph": "on" if recorded else "off", "compile": compiled}
-    recipe = replace(variant.recipe, precision=precision, epochs=1, **told)
+
+    precision: Any
+    recorded: bool
+    compiled: bool = False
+
+
+def seconds(variant: Variant, way: Way, *, steps: int, images: int = IMAGES) -> float:
+    """Seconds that so many images take, by the time of a few steps."""
+    clock = Clock(FIRST)
+    _run(variant, way, clock, steps)
+    return clock.seconds / clock.counted * images / variant.recipe.batch
+
+
+def kernels(variant: Variant, way: Way, *, steps: int) -> list[Kernel]:
+    """What a step is made of, the longest first; watching takes time of its own."""
+    watch = Watch(FIRST)
+    _run(variant, way, watch, steps)
+    return watch.kernels()
+
+
+def _run(variant: Variant, way: Way, clock: Clock, steps: int) -> None:
+    """Train the first batches, and those a clock looks at."""
+    told: dict[str, Any] = {"graph": "on" if way.recorded else "off", "compile": way.compiled}
+    recipe = replace(variant.recipe, precision=way.precision, epochs=1, **told)
     surroundings.set_up(recipe)
     device = surroundings.device_of(recipe)
     learner = Classifier(recipe, variant.make(recipe, str(device)), source(recipe, FIRST + steps, device), 1)
-    if recorded:
+    if way.recorded:
         learner.graph = graph.Graphed(learner.outcome, learner.model.parameters(), declined=_refused)
-    clock = Clock(FIRST)
     fit.trainer_of(recipe, [clock], []).fit(learner)
     del learner
     release()
-    return clock.seconds / clock.counted * images / recipe.batch
 
 
 def source(recipe: Recipe, batches: int, device: torch.device) -> ArraySource:
