@@ -100,18 +100,21 @@ def test_a_run_that_is_two_rows_is_drawn_once(call: Call, tiny: Table, tmp_path:
         assert line.get_ydata()[0] == pytest.approx(factor * found[0].curves[0][values])
 
 
-def test_the_last_ten_epochs_are_told_where_there_are_twenty(call: Call, tmp_path: Path) -> None:
+def test_the_last_ten_epochs_are_told_or_the_last_third(call: Call, tmp_path: Path) -> None:
     one = ("--rows", "Branching", "--seeds", "1", "2")
-    assert call(tmp_path, *one, "--epochs", "20") == commands.HOLDS
+    assert call(tmp_path, *one, "--epochs", "7") == commands.HOLDS
     (row,) = written(tmp_path)
     runs = [Run(tmp_path / "tiny" / "cifar10-branching-0.5" / f"seed-{seed}") for seed in (1, 2)]
-    lasts = [[100 * epoch["val_acc"] for epoch in run.rows()[10:]] for run in runs]
+    lasts = [[100 * epoch["val_acc"] for epoch in run.rows()[5:]] for run in runs]
     assert float(row["late_accuracy"]) == pytest.approx(mean(map(mean, lasts)), rel=1e-5)
     assert float(row["late_std"]) == pytest.approx(stdev(map(mean, lasts)), rel=1e-5)
     assert float(row["epoch_std"]) == pytest.approx(mean(map(stdev, lasts)), rel=1e-5)
     assert call(tmp_path / "short", *one) == commands.HOLDS
     (row,) = written(tmp_path / "short")
     assert row["late_accuracy"] == row["late_std"] == row["epoch_std"] == ""
+    (found,) = results.collect(TABLES["tiny"], tmp_path)
+    longer = replace(found, epochs=35, runs=tuple(5 * run for run in found.runs))
+    assert [len(last) for last in longer.lasts] == [10, 10]
 
 
 def test_figures_compare_what_moves_least_and_curves_are_means_of_whole_windows(call: Call, tmp_path: Path) -> None:
@@ -120,8 +123,8 @@ def test_figures_compare_what_moves_least_and_curves_are_means_of_whole_windows(
     (long,), (short,) = (results.collect(TABLES["tiny"], each) for each in (tmp_path, tmp_path / "short"))
     accuracies = [[100 * epoch["val_acc"] for epoch in run] for run in long.runs]
     said, height = figures._heights([long])
-    assert said == "mean of the last 10 epochs"
-    assert height(long) == pytest.approx([mean(each[10:]) for each in accuracies])
+    assert said == "mean of the last 6 epochs"
+    assert height(long) == pytest.approx([mean(each[14:]) for each in accuracies])
     said, height = figures._heights([long, short])
     assert said == "last epoch"
     assert height(long) == pytest.approx([each[-1] for each in accuracies])

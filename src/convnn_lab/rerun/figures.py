@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from convnn_lab.recipes import RECIPES
-from convnn_lab.rerun.results import LATE, Going, Result
+from convnn_lab.rerun.results import Going, Result
 from convnn_lab.tables import Table
 from convnn_lab.train import store
 
@@ -25,7 +25,6 @@ VARIED: dict[str, tuple[str, str]] = {
 }
 Curve = Result | Going
 AnyCurve = TypeVar("AnyCurve", bound=Curve)
-BARS: dict[str, Any] = {"capsize": 4, "markersize": 4}  # that show behind a point
 MOST = 12  # curves that can be told apart
 # Numbers of an epoch that are drawn, with their names and what they are multiplied with.
 CURVES = {"train_loss": ("training loss", 1), "val_loss": ("test loss", 1), "val_acc": ("test accuracy in %", 100)}
@@ -159,14 +158,17 @@ def _curves(axes: Any, group: Sequence[Curve]) -> None:
 
 
 def _heights(group: Sequence[Result]) -> tuple[str, Callable[[Result], list[float]]]:
-    """What rows are compared by, and where from: the last ten epochs where all have twenty, or else the last."""
-    if all(each.lasts for each in group):
-        return f"mean of the last {LATE} epochs", lambda each: [mean(last) for last in each.lasts]
+    """What rows are compared by, and where from: as many last epochs of all, or else the last."""
+    (late, *others) = {len(last) for each in group for last in each.lasts or [()]}
+    if late and not others:
+        return f"mean of the last {late} epochs", lambda each: [mean(last) for last in each.lasts]
     return "last epoch", lambda each: list(each.accuracies)
 
 
-def _spread(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+def _points(axes: Any, places: Sequence[float], values: Sequence[Sequence[float]], **look: Any) -> None:
+    """The mean of the values of each place, with bars that show behind it."""
+    bars = [stdev(each) if len(each) > 1 else 0.0 for each in values]
+    axes.errorbar(places, [mean(each) for each in values], bars, **look, capsize=4, markersize=4)
 
 
 def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
@@ -183,22 +185,23 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
     for number, (name, points) in enumerate(lines.items()):
         points.sort(key=lambda each: each.row.configuration[field])
         places = [each.row.configuration[field] for each in points]
-        values, spreads = [mean(height(each)) for each in points], [_spread(height(each)) for each in points]
         look = _look(number)
-        axes.errorbar(places, values, spreads, **look, **BARS, label=name or "ours")
+        _points(axes, places, [height(each) for each in points], **look, label=name or "ours")
         logged = [(place, of.row.logged.accuracy) for place, of in zip(places, points, strict=True) if of.row.logged]
         if logged:
             whose = f"author's logs, last of {RECIPES[points[0].job.recipe_name].epochs} epochs"
             dotted = {"color": look["color"], "linestyle": ":", "marker": "x"}
             axes.plot(*zip(*logged, strict=True), **dotted, label=f"{name}{name and ', '}{whose}")
     axes.set_xscale("log" if field == "lr" else "linear")
+    if all(isinstance(each.row.configuration[field], int) for each in along):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(said)
     axes.set_ylabel(f"test accuracy in %, {compared}")
 
 
 def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
     """Accuracy against cost; where a table varies a field, points have its value beside them. A run is drawn once."""
-    of, height = _heights(group)
+    compared, height = _heights(group)
     kinds: dict[str, list[Result]] = {}
     for number, each in enumerate(_once(group)):
         kinds.setdefault((_series(each, group, field) or "ours") if field else _named(each, group), []).append(each)
@@ -207,13 +210,12 @@ def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
             side = "right" if number % 2 else "left"  # rows that follow each other are often near each other
             axes.annotate(f"  {each.row.configuration[field]:g}  ", place, fontsize="xx-small", ha=side)
     for number, (name, several) in enumerate(kinds.items()):
-        values, spreads = [mean(height(each)) for each in several], [_spread(height(each)) for each in several]
-        costs = [each.gflops for each in several]
-        axes.errorbar(costs, values, spreads, **_look(number), **BARS, linestyle="", label=name)
+        places, values = [each.gflops for each in several], [height(each) for each in several]
+        _points(axes, places, values, **_look(number), linestyle="", label=name)
     costs = [each.gflops for each in group]
     axes.set_xlim(0.8 * min(costs), 1.05 * max(costs))  # a few percent are not to fill a figure
     axes.set_xlabel("true GFLOPS of one image, forward")
-    axes.set_ylabel(f"test accuracy in %, {of}")
+    axes.set_ylabel(f"test accuracy in %, {compared}")
 
 
 # How lines are told apart, as far as the rows of a figure differ in it.

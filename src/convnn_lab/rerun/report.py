@@ -71,7 +71,9 @@ def _store(path: Path, names: Sequence[str], lines: Iterable[Sequence[Any]]) -> 
 def show(table: Table, rows: Sequence[Row], results: Sequence[Result], said: Mapping[tuple[str, str], str]) -> None:
     """Print the rows with what repeats each; those without a result say how far they are or why there is none."""
     console = _console()
-    caption = "accuracies in %, mean over seeds ± standard deviation: ours of the last epoch, late of the last ten"
+    caption = (
+        "accuracies in %, mean over seeds ± standard deviation: ours of the last epoch, late of the last ten, or third"
+    )
     drawn = Drawn(title=f"{table.name}: {table.title}", box=SIMPLE, caption=caption)
     for name in ("row", "data"):
         drawn.add_column(name)

@@ -59,8 +59,9 @@ class Result:
 
     @property
     def lasts(self) -> tuple[tuple[float, ...], ...]:
-        """The accuracies of the last ten epochs of each run, where it has twenty; one epoch is not like the next."""
-        ends = [run[self.epochs - LATE : self.epochs] for run in self.runs if self.epochs >= 2 * LATE]
+        """The accuracies of the last ten epochs of each run, or the last third; one epoch is not like the next."""
+        late = min(LATE, self.epochs // 3)
+        ends = [run[self.epochs - late : self.epochs] for run in self.runs if late > 1]
         return tuple(tuple(100 * epoch["val_acc"] for epoch in end) for end in ends)
 
     @property
@@ -90,7 +91,7 @@ class Result:
 
     @property
     def late(self) -> list[float | None]:
-        """Of the last ten epochs: the mean, its deviation over seeds, and that of an epoch within a run."""
+        """Of these epochs: the mean, its deviation over seeds, and that of an epoch within a run."""
         if not self.lasts:
             return [None] * 3
         means = [mean(each) for each in self.lasts]
