@@ -73,7 +73,7 @@ METHODS = ("Self-Attention", *_each("ConvNN, ", "random", "all", "spatial"), "KV
 PARTS: dict[str, Part] = {
     "full": Part((_vary(*LAMBDAS[:2]),), 150, (42, 43)),
     "search": Part((_vary("ConvNN"),), 150),
-    "vit-long": Part((Rows("vit-cifar", METHODS[:2]),), 75, (43,)),
+    "vit-full": Part((Rows("vit-cifar", METHODS[:2]),), 150, (43,)),
     "lambda": Part((_vary(*LAMBDAS, *_shares(0.25, 0.75)), _vary(*LAMBDAS[1:], positions="with")), 30),
     "vit": Part((Rows("vit-cifar", METHODS),), 30),
     "fashion": Part((Rows("fashion-lambda", ("Conv2D", *_shares(0.25, 0.5, 0.75), "ConvNN"), "fashion-mnist"),), 10),
