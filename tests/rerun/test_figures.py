@@ -41,7 +41,7 @@ def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
     more = [replace(result(row, job), seeds=(42, 43)) for row, (job,) in zip(rows, long, strict=True)]
     both = figures.about([*found, *more])
     assert both == "ours: 5 to 150 epochs, tf32, 1 to 2 seeds; means over seeds, bars: their standard deviation"
-    assert figures.about(more, bars=False) == "ours: 150 epochs, tf32, 2 seeds; means over seeds"
+    assert figures.about(more, bars=False) == "ours: 150 epochs, tf32, 2 seeds; means over seeds, thin: each"
     axes: Any = Figure().subplots()
     figures._against_gflops(axes, [*found, *more], "k")
     labels = axes.get_legend_handles_labels()[1]

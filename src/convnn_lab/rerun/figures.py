@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
+from math import nan
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeVar
@@ -124,7 +125,9 @@ def about(results: Sequence[Curve], *, bars: bool = True) -> str:
     precisions = sorted({each.job.recipe.precision for each in results})
     seeds = sorted({len(each.seeds) for each in results})
     said = [f"{_span(epochs)} epochs", " and ".join(precisions), f"{_span(seeds)} seed{'s' * (seeds != [1])}"]
-    pooled = f"; means over seeds{', bars: their standard deviation' * bars}" if seeds[-1] > 1 else ""
+    pooled = (
+        f"; means over seeds, {'bars: their standard deviation' if bars else 'thin: each'}" if seeds[-1] > 1 else ""
+    )
     return f"ours: {', '.join(said)}{pooled}"
 
 
@@ -166,8 +169,8 @@ def _heights(group: Sequence[Result]) -> tuple[str, Callable[[Result], list[floa
 
 
 def _points(axes: Any, places: Sequence[float], values: Sequence[Sequence[float]], **look: Any) -> None:
-    """The mean of the values of each place, with bars that show behind it."""
-    bars = [stdev(each) if len(each) > 1 else 0.0 for each in values]
+    """The mean of the values of each place, with bars that show behind it where there are several."""
+    bars = [stdev(each) if len(each) > 1 else nan for each in values]
     axes.errorbar(places, [mean(each) for each in values], bars, **look, capsize=4, markersize=4)
 
 
