@@ -1,13 +1,15 @@
 """The thesis's tables at the lengths under docs/results: one queue of runs for one GPU, the most telling first.
 
     python benchmarks/thesis.py --data-dir DATA [--parts full vit vgg] [--jobs 5] [--max-time 9m] [--output runs/thesis]
+                                [--published docs/results]
 
 Every run is one that `convnn reproduce --output runs/thesis` would train; here those of all tables wait in one queue,
 so that a table's last run does not have the GPU for itself. Rates are constant, and a run of 10 epochs is the beginning
 of one of 150: a row that several parts ask for is trained once, as long as the longest does. The results and figures of
 a part are of its own number of epochs, in OUTPUT/PART/TABLE. What has finished is not run again and what was stopped is
-resumed: the same command goes on after anything. It ends with 3 if the time was up before. Weights are not kept unless
-asked for: those of a VGG-11 are half a gigabyte.
+resumed: the same command goes on after anything. It ends with 3 if the time was up before. With --published, runs that
+the files *-epochs.csv of a folder hold, as long as they are asked for, are taken from there. Weights are not kept
+unless asked for: those of a VGG-11 are half a gigabyte.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from convnn_lab.recipes.limits import seconds
-from convnn_lab.rerun import commands, figures, jobs, plan, report, results
+from convnn_lab.rerun import commands, figures, jobs, plan, published, report, results
 from convnn_lab.tables import Row
 from convnn_lab.train.run import Run
 
@@ -73,7 +75,6 @@ METHODS = ("Self-Attention", *_each("ConvNN, ", "random", "all", "spatial"), "KV
 PARTS: dict[str, Part] = {
     "full": Part((_vary(*LAMBDAS[:2]),), 150, (42, 43)),
     "search": Part((_vary("ConvNN"),), 150),
-    "vit-full": Part((Rows("vit-cifar", METHODS[:2]),), 150, (43,)),
     "lambda": Part((_vary(*LAMBDAS, *_shares(0.25, 0.75)), _vary(*LAMBDAS[1:], positions="with")), 30),
     "vit": Part((Rows("vit-cifar", METHODS),), 30),
     "fashion": Part((Rows("fashion-lambda", ("Conv2D", *_shares(0.25, 0.5, 0.75), "ConvNN"), "fashion-mnist"),), 10),
@@ -95,7 +96,7 @@ PARTS: dict[str, Part] = {
             Rows("vit-kernels", ("Attention", *_each("ConvNN, ", "depthwise", "depthwise separable", "standard"))),
             Rows("vit-candidates", _each("ConvNN, spatial, r = ", 32, 64)),
         ),
-        6,
+        9,
     ),
     "vgg-more": Part(
         (
@@ -104,6 +105,7 @@ PARTS: dict[str, Part] = {
         ),
         10,
     ),
+    "vit-full": Part((Rows("vit-cifar", METHODS[:2]),), 150, (43,)),
 }
 
 
@@ -129,6 +131,7 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Part] = PAR
     asked.add_argument("--jobs", type=int, default=5)
     asked.add_argument("--max-time")
     asked.add_argument("--output", type=Path, default=Path("runs/thesis"))
+    asked.add_argument("--published", type=Path, help="a folder of files of epochs whose runs need not be run again")
     asked.add_argument("--keep", choices=["weights", "all", "nothing"], default="nothing")
     asked.add_argument("--plan", action="store_true", help="print the command of every run; nothing is trained")
     given = asked.parse_args(arguments)
@@ -143,6 +146,8 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Part] = PAR
         return commands.HOLDS
     try:
         deadline = None if given.max_time is None else began + seconds("--max-time", given.max_time)
+        if given.published is not None:
+            print(f"{len(adopt(waiting, given.published))} of {len(waiting)} runs are published")
         outcome = jobs.run_all(waiting, given.jobs, deadline, given.keep)
     except ValueError as error:
         asked.error(str(error))
@@ -155,6 +160,14 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Part] = PAR
     if outcome.interrupted:
         return commands.INTERRUPTED
     return commands.UNFINISHED if left else commands.FAILS if outcome.wrong else commands.HOLDS
+
+
+def adopt(waiting: Sequence[plan.Job], folder: Path) -> list[plan.Job]:
+    """Take what a folder has files of for finished."""
+    files = sorted(folder.glob("*-epochs.csv"))
+    if not files:
+        raise ValueError(f"--published must name a folder with files *-epochs.csv, got {folder}")
+    return published.adopt(waiting, files)
 
 
 def write(part: Part, output: Path, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Table:
     )
     table = Table("tiny", "a table of a second", rows)
     monkeypatch.setitem(tables.TABLES, "tiny", table)
+    return table
+
+
+@pytest.fixture
+def steady(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """The table at a constant rate."""
+    rows = tuple(replace(row, configuration={**row.configuration, "schedule": "constant"}) for row in tiny.rows)
+    table = replace(tiny, rows=rows)
+    monkeypatch.setitem(tables.TABLES, tiny.name, table)
     return table
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from convnn_lab import cli, tables
+from convnn_lab import cli
 from convnn_lab.rerun import commands, results
 from convnn_lab.rerun.plan import Told, jobs
 from convnn_lab.tables import Table
@@ -28,15 +27,6 @@ def thesis(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(__import__("sys").modules, spec.name, module)  # where its records look for their types
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def steady(tiny: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """The table at a constant rate."""
-    rows = tuple(replace(row, configuration={**row.configuration, "schedule": "constant"}) for row in tiny.rows)
-    table = replace(tiny, rows=rows)
-    monkeypatch.setitem(tables.TABLES, tiny.name, table)
-    return table
 
 
 def written(path: Path) -> list[dict[str, str]]:
@@ -114,7 +104,18 @@ def test_a_row_of_several_parts_is_trained_once_and_as_long_as_the_longest(
     ]
     once = [len(Run(job.folder).rows()) for (job,) in jobs(rows.chosen(), [1], tmp_path, Told())]
     assert once == [3, 1]
+
+    # What is written beside the table spares another folder the same runs.
+    epochs, elsewhere = tmp_path / "long" / "tiny" / "epochs.csv", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "tiny-epochs.csv").write_bytes(epochs.read_bytes())
+    others = ["--data-dir", str(data_dir), "--output", str(elsewhere / "runs"), "--published", str(elsewhere)]
+    assert thesis.main([*others, "--max-time", "0.01s"], known) == commands.UNFINISHED
+    said = capsys.readouterr().out
+    assert "2 of 3 runs are published" in said
+    assert "2 of 3 runs have finished" in said
     for more, message in (
+        (("--published", str(tmp_path / "long")), "--published must name a folder with files *-epochs.csv"),
         (("--jobs", "0"), "--jobs must be at least 1, got 0"),
         (("--max-time", "soon"), "--max-time"),
         (("--parts", "long"), "holds a run of another recipe; choose another --output"),

@@ -26,9 +26,9 @@ COLUMNS = (
 )
 
 
-# Of an epoch, beside whose it is: of which run, how computed, and how many epochs that was given.
+# Of an epoch, beside whose it is: of which run, how and where computed, and how many epochs that was given.
 EPOCH = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "seconds")
-EPOCHS = ("table", "row", "dataset", "seed", "precision", "compiled", "of", *EPOCH)
+EPOCHS = ("table", "row", "dataset", "seed", "precision", "compiled", "device", "of", *EPOCH)
 
 
 def write(folder: Path, table: Table, results: Sequence[Result], going: Sequence[Going] = ()) -> list[Path]:
@@ -54,9 +54,10 @@ def _line(table: Table, each: Result) -> list[Any]:
 def _epochs(table: Table, each: Result | Going) -> Iterator[list[Any]]:
     recipe = each.job.recipe
     for seed, run in zip(each.seeds, each.runs, strict=True):
-        whose = [table.name, each.row.label, each.row.dataset, seed, recipe.precision, recipe.compile, recipe.epochs]
+        whose = [table.name, each.row.label, each.row.dataset, seed]
+        how = [recipe.precision, recipe.compile, each.device, recipe.epochs]
         for epoch in run:
-            yield [*whose, int(epoch["epoch"]), *(f"{epoch[name]:.6g}" for name in EPOCH[1:])]
+            yield [*whose, *how, int(epoch["epoch"]), *(f"{epoch[name]:.6g}" for name in EPOCH[1:])]
 
 
 def _store(path: Path, names: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:

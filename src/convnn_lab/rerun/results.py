@@ -105,6 +105,7 @@ class Going:
     row: Row
     job: Job
     curves: tuple[Epoch, ...]
+    device: str
 
     @property
     def runs(self) -> tuple[tuple[Epoch, ...]]:
@@ -162,7 +163,7 @@ def going(table: Table, output: Path) -> list[Going]:
             with _leaving_out():
                 rows = () if run.finished else tuple(run.rows())
                 if rows:
-                    found.append(Going(row, Job(run.recipe()[0], _of(row, run), run.folder), rows))
+                    found.append(Going(row, Job(run.recipe()[0], _of(row, run), run.folder), rows, _device(run)))
     return found
 
 
@@ -220,16 +221,21 @@ def _freed(recipe: Recipe) -> Recipe:
 def _result(row: Row, runs: Sequence[Run], at: int | None) -> Result:
     name, recipe = runs[0].recipe()
     recipe = recipe if at is None else replace(recipe, epochs=at)
-    started = store.read_json(runs[0].folder / "environment.json")[-1]
     return Result(
         row,
         Job(name, recipe, runs[0].folder),
         tuple(tuple(run.rows()[:at]) for run in runs),
         tuple(run.recipe()[1].seed for run in runs),
         min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs),
-        started["gpus"][0] if started["gpus"] and recipe.accelerator != "cpu" else "cpu",
+        _device(runs[0]),
         *_counts(replace(plain(recipe), seed=0), runs[0].folder / "data.json"),
     )
+
+
+def _device(run: Run) -> str:
+    """What a run was on when it was last started."""
+    started = store.read_json(run.folder / "environment.json")[-1]
+    return started["gpus"][0] if started["gpus"] and run.recipe()[1].accelerator != "cpu" else "cpu"
 
 
 @cache
