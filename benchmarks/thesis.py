@@ -105,6 +105,7 @@ PARTS: dict[str, Part] = {
         ),
         10,
     ),
+    "third": Part((_vary(*LAMBDAS[:2]),), 150, (44,)),
     "vit-full": Part((Rows("vit-cifar", METHODS[:2]),), 150, (43,)),
 }
 
