@@ -27,7 +27,7 @@ def test_a_step_runs_at_every_width(channels: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
-@pytest.mark.parametrize("channels", [514, 1024, 2048])
+@pytest.mark.parametrize("channels", [96, 192, 256, 514, 1024, 2048])
 @pytest.mark.parametrize(("keys", "k"), [(36, 9), (200, 9), (200, 25), (700, 9), (700, 25)])
 def test_however_many_channels_are_searched(keys: int, k: int, channels: int, precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"

@@ -123,6 +123,7 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "maps": maps(32, 64, BRAIN),
     "small maps": maps(4, 512, SINGLE),
     "places beside features": on_matrix_units(maps(4, 512, SINGLE, position=scaled_concat(0.5))),
+    "wide, long lists": tokens(40, 700, 192, 25),
     "widest": tokens(40, 700, 2048, 9),
     "widest, single": tokens(40, 700, 1024, 9, SINGLE),
     "widest, long lists": tokens(40, 197, 1024, 25),

@@ -26,13 +26,21 @@ PROBLEMS = (
         "few, wide",
         "behind a mask",
     ),
-    *("maps", "small maps", "places beside features", "widest", "widest, single", "widest, long lists"),
+    *(
+        "maps",
+        "small maps",
+        "places beside features",
+        "wide, long lists",
+        "widest",
+        "widest, single",
+        "widest, long lists",
+    ),
     *("mixing", "mixing, single", "candidates", "attention", "one head"),
 )
 # Tables of the thesis with a GPU's kernels in their rows.
 TABLES = ("vary-lambda", "vgg-k", "vgg-candidates", "vgg-patch", "vit-cifar", "vit-k", "vit-candidates", "vit-kernels")
 # Those that an A100 is asked too, where a program has less memory.
-OLDER = ("wide", "small maps", "places beside features", "mixing")
+OLDER = ("wide", "wide, long lists", "small maps", "places beside features", "mixing")
 # Bytes that threads may keep in memory for want of registers; a tile in the wrong layout takes twice as many.
 SPILLED = 4_000
 

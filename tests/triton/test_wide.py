@@ -28,7 +28,7 @@ def test_channels_one_piece_after_the_other_give_the_same_neighbours(
     at_once = nearest(query, key, k=k, backend="triton")
     asked: list[int] = []
 
-    def always(_: torch.Tensor, held: int, *__: int) -> bool:
+    def always(_: torch.Tensor, held: int, *__: int, **___: int) -> bool:
         asked.append(held)
         return True
 

@@ -15,13 +15,18 @@ from convnn.backends.triton.kernels.repair import repair
 from convnn.backends.triton.kernels.stream import select_stream
 from convnn.backends.triton.kernels.whole import select_whole
 from convnn.backends.triton.sizes import (
+    FEW,
     PIECE,
     SINGLE_PIECE,
+    SORTED,
+    SPARE,
     STREAMED,
     TILES,
     WHOLE,
+    ahead,
     combine_tile,
     has,
+    hopper,
     interpreted,
     of,
     over,
@@ -120,8 +125,11 @@ def _whole(
     if width <= WHOLE:
         rows, warps = whole_tile(k, plain=exact)
         n1, n2, n3 = pieces(width)
-        # Without matrix units a piece of the keys changes its place once more.
-        held = rows * whole + (1 + exact) * n1 * choices["BE"]
+        count = whole // choices["BE"]
+        # Before Hopper queries pass by in registers, which have room for few pieces. Without matrix units a piece of
+        # the keys changes its place once more.
+        queries = whole if exact or hopper(query) or count > FEW else choices["BE"]
+        held = rows * queries + (1 + exact) * n1 * choices["BE"]
         select_whole[(over(n, rows), batch * heads)](
             *given,
             *sizes,
@@ -131,7 +139,7 @@ def _whole(
             N1=n1,
             N2=n2,
             N3=n3,
-            ROLLED=rolled(query, held, whole // choices["BE"], warps),
+            ROLLED=rolled(query, held, count, width, warps),
             PLAIN=exact,
             num_warps=warps,
         )
@@ -158,7 +166,9 @@ def _stream(
         scratch = [flagged, *(flagged.new_empty(entries * tiles) for _ in range(2))]
         shared: dict[str, Any] = {"BM": rows, "G": group, "T": depth, "BITS": bits, "PLAIN": plain, **choices}
         # Without matrix units nothing is read ahead of its turn.
-        alone = rolled(query, (rows + (1 if exact else stages) * group) * choices["EP"], count)
+        held = (rows + (1 if exact else ahead(query, stages)) * group) * choices["EP"]
+        more = SORTED if hopper(query) and group > 64 and not exact else SPARE
+        alone = count > 1 and rolled(query, held, count, group, more=more)
         how = {"ROLLED": alone, "STAGES": 1 if alone else stages, "num_warps": warps}
         launches.append(Launch(select_stream, (tiles, entries), [*given, *scratch, *numbers], {**shared, **how}))
         again = {
@@ -172,7 +182,7 @@ def _stream(
         launches.append(Launch(repair, grid, [*given, *scratch, *numbers, tiles], {**shared, **again}))
     programs = over(n, 16) if k > STREAMED else min(over(n, 16), 1 if interpreted() else max(1, 512 // entries))
     lists = {"KP": padded(k), "BR": 16, "G": 64, "TP": padded(tiles), "ALL": k > STREAMED, "num_warps": 4}
-    lists["ROLLED"] = rolled(query, 16 * choices["EP"] + 64 * choices["BE"], count)
+    lists["ROLLED"] = count > 1 and rolled(query, 16 * choices["EP"] + 64 * choices["BE"], count, lists["G"])
     given = [*given, *scratch, *numbers, tiles]
     launches.append(Launch(select_exact, (programs, entries), given, {**choices, **lists}))
     return launches

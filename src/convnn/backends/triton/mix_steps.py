@@ -12,7 +12,7 @@ from torch import Tensor
 from convnn.backends.triton.kernels.mix import mix_rows
 from convnn.backends.triton.kernels.mix_backward import take_slots
 from convnn.backends.triton.mix_sizes import mix_tile, take_tile
-from convnn.backends.triton.sizes import interpreted, of, over, precision, rolled
+from convnn.backends.triton.sizes import ahead, interpreted, of, over, precision, rolled
 
 # So many bytes of rows, one per slot, are laid out at a time, if a single channel of a single entry needs no more.
 BUDGET = 2**28
@@ -107,8 +107,9 @@ def forward(mix: Mix, shift: Tensor | None, output: Tensor) -> None:
             output += shift[..., None].to(output.dtype)
         return
     grid = (over(rows, tile["BM"]) * over(mix.outputs, tile["BN"]), mix.groups)
-    # Of a slot that is weighed, all channels are on their way at once.
-    held = tile["num_stages"] * (tile["BM"] + tile["BN"]) * over(mix.kernel.shape[1], tile["BC"]) * tile["BC"]
+    # Of a slot that is weighed, all channels are on their way at once; behind an index of 64 bits of fewer slots.
+    channels = over(mix.kernel.shape[1], tile["BC"]) * tile["BC"]
+    held = ahead(mix.value, tile["num_stages"]) * (tile["BM"] + tile["BN"]) * channels
     mix_rows[grid](
         *(mix.value, mix.index, of(mix.weights, mix.value), mix.taps, of(shift, mix.value), output),
         *(rows, mix.index.shape[2], mix.index.shape[1], *mix.value.stride()[:3]),

@@ -55,10 +55,11 @@ def stream_tile(width: int, k: int, plain: bool) -> tuple[int, int, int, int, in
     return (64, 64, 3, 4, 3) if k <= 20 and width <= 64 * TILES else (64, 128, 4, 8, 3)
 
 
-# So many bytes are left to numbers that change places between threads.
-SPARE = 1024
-# More pieces than this take a compiler minutes; a single warp has no registers for what it would read ahead of two.
-MANY, SEVERAL = 32, 2
+# So many bytes are left to numbers that change places between threads; since Hopper a stream of wide bins needs more.
+SPARE, SORTED = 1024, 4096
+# More pieces than MANY take a compiler minutes, unless they are short of LARGE together. A single warp has no registers
+# for what it would read ahead of SEVERAL pieces of WIDE rows, and four warps before Hopper none for more than FEW.
+MANY, LARGE, SEVERAL, WIDE, FEW = 32, 4096, 2, 64, 4
 
 
 @cache
@@ -67,12 +68,34 @@ def room(device: int) -> int:
     return triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
-def rolled(tensor: Tensor, held: int, count: int = 1, warps: int = 4) -> bool:
-    """Whether channels are taken piece by piece, for so many numbers at once do not fit, or are too many pieces."""
+@cache
+def architecture(device: int) -> int:  # noqa: ARG001 - of the current device, which the tensors are on
+    """Ten times the compute capability."""
+    return triton.runtime.driver.active.get_current_target().arch
+
+
+def hopper(tensor: Tensor) -> bool:
+    """Whether matrix units read both sides of a product from shared memory, as they do since Hopper."""
+    return interpreted() or architecture(tensor.device.index) >= 90
+
+
+def ahead(tensor: Tensor, stages: int) -> int:
+    """How many tiles of a loop have a place in shared memory at once."""
+    return stages if hopper(tensor) else stages - 1
+
+
+def rolled(tensor: Tensor, held: int, count: int = 1, width: int = 1, warps: int = 4, more: int = SPARE) -> bool:
+    """Whether channels are taken piece by piece, as so many numbers at once do not fit or pieces are too many.
+
+    Args:
+        count: pieces.
+        width: columns of a piece.
+        more: bytes beside the numbers.
+    """
     if interpreted():
         return False
-    most = SEVERAL if warps == 1 else MANY
-    return count > most or held * tensor.itemsize + SPARE > room(tensor.device.index)
+    several = count > SEVERAL and width > WIDE if warps == 1 else count > MANY and count * width >= LARGE
+    return several or held * tensor.itemsize + more > room(tensor.device.index)
 
 
 def parts_of(entries: int, n: int, width: int, k: int, plain: bool) -> int:
