@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,16 @@ WAYS: dict[str, dict[str, bool]] = {
     "eager": {"recorded": False},
 }
 LEAST = 0.01  # of a step: what takes less is not named
+WHAT = ("what", "launches", "ms")
 
 
-def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--models", nargs="+", choices=list(epochs.VARIANTS), default=list(epochs.VARIANTS))
-    asked.add_argument(
-        "--precisions", nargs="+", choices=["tf32", "float32", "bf16"], default=["tf32", "float32", "bf16"]
-    )
-    asked.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    asked.add_argument("--networks", nargs="+", default=[""], help="only those whose names contain one of these")
-    asked.add_argument("--steps", type=int, default=20)
-    asked.add_argument("--csv", type=Path)
-    asked.add_argument("--kernels", type=Path, help="also write what steps are made of")
-    given = asked.parse_args()
-    if given.steps < 1:
-        asked.error(f"--steps must be at least 1, got {given.steps}")
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = told(arguments)
     measure.require_device()
     about = report.surroundings()
+    whose = ("model", "precision", "network")
+    for path, names in ((given.csv, (*WAYS, *about)), (given.kernels, ("way", *WHAT, *about))):
+        require(path, (*whose, *names))
     print(report.headline(about))
     print(f"{'seconds per epoch':42}" + "".join(f"{way:>10}{'ratio':>7}" for way in given.ways), flush=True)
     for model in given.models:
@@ -66,9 +58,32 @@ def main() -> None:
                             add(row | {"way": launched} | line | about, given.kernels)
 
 
+def told(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What is asked for; what cannot be is refused."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--models", nargs="+", choices=list(epochs.VARIANTS), default=list(epochs.VARIANTS))
+    asked.add_argument(
+        "--precisions", nargs="+", choices=["tf32", "float32", "bf16"], default=["tf32", "float32", "bf16"]
+    )
+    asked.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    asked.add_argument("--networks", nargs="+", default=[""], help="those of these names, or whose names contain one")
+    asked.add_argument("--steps", type=int, default=20)
+    asked.add_argument("--csv", type=Path)
+    asked.add_argument("--kernels", type=Path, help="also write what steps are made of")
+    given = asked.parse_args(arguments)
+    if given.steps < 1:
+        asked.error(f"--steps must be at least 1, got {given.steps}")
+    if not any(chosen(model, given.networks) for model in given.models):
+        there = ", ".join(repr(name) for model in given.models for name in epochs.VARIANTS[model])
+        asked.error(f"--networks must be words of {there}, got {', '.join(map(repr, given.networks))}")
+    return given
+
+
 def chosen(model: str, words: list[str]) -> dict[str, Variant]:
-    """The networks of a model whose names contain a word."""
-    return {name: each for name, each in epochs.VARIANTS[model].items() if any(word in name for word in words)}
+    """The networks of a model that a word names, or whose names contain it."""
+    there = epochs.VARIANTS[model]
+    named = {name for word in words for name in there if name == word or (word not in there and word in name)}
+    return {name: each for name, each in there.items() if name in named}
 
 
 def parts(variant: Variant, way: Way, steps: int, step: float) -> list[dict[str, Any]]:
@@ -77,14 +92,19 @@ def parts(variant: Variant, way: Way, steps: int, step: float) -> list[dict[str,
     whole = sum(each.ms for each in found)
     named = [(each.name[:100], f"{each.launches:.1f}", each.ms) for each in found if each.ms >= LEAST * whole]
     lines = [("a whole step", "", step), ("all kernels", f"{sum(each.launches for each in found):.1f}", whole), *named]
-    return [{"what": what, "launches": launches, "ms": f"{ms:.3f}"} for what, launches, ms in lines]
+    return [dict(zip(WHAT, (what, launches, f"{ms:.3f}"), strict=True)) for what, launches, ms in lines]
+
+
+def require(path: Path | None, names: tuple[str, ...]) -> None:
+    """Refuse a file that is there with other columns."""
+    if path is not None and path.exists() and path.read_text().partition("\n")[0] != ",".join(names):
+        raise ValueError(f"{path} has other columns than {', '.join(names)}; name another file")
 
 
 def add(row: Mapping[str, Any], to: Path) -> None:
     """Add a line to a file, which names its columns first."""
+    require(to, tuple(row))
     new = not to.exists()
-    if not new and to.read_text().partition("\n")[0] != ",".join(row):
-        raise ValueError(f"{to} has other columns than {', '.join(row)}; name another file")
     with to.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(row))
         if new:

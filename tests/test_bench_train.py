@@ -53,6 +53,30 @@ def test_lines_are_added_to_a_file_of_the_same_columns(tmp_path: Path) -> None:
         add({"network": "ratio 0", "eager": 1.0}, tmp_path / "train.csv")
 
 
+def test_networks_are_asked_for_by_name_or_by_words_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    script = run_path(str(Path(__file__).parents[1] / "benchmarks" / "train.py"))
+    chosen = script["chosen"]
+    assert list(chosen("vgg11", ["ratio 0"])) == ["ratio 0"]
+    assert list(chosen("vgg11", ["0.5"])) == ["ratio 0.5", "ratio 0.5, plain"]
+    assert list(chosen("vit_tiny", ["convnn, all", "kvt"])) == ["kvt, k = 9", "convnn, all"]
+    assert list(chosen("vit_tiny", [""])) == list(epochs.VARIANTS["vit_tiny"])
+    with pytest.raises(SystemExit):
+        script["main"](["--models", "vgg11", "--networks", "lambda", "random"])
+    said = capsys.readouterr().err
+    assert "--networks must be words of 'ratio 0', 'ratio 0.5'" in said
+    assert "got 'lambda', 'random'" in said
+
+
+def test_spans_named_in_the_source_are_no_kernels() -> None:
+    watch = epochs.Watch(0)
+    watch.looked(last=False)
+    with torch.profiler.record_function("a span"):
+        torch.ones(3) + 1
+    watch.looked(last=True)
+    watch.counted = 1
+    assert {"aten::add", "a span"} & {each.name for each in watch.kernels()} == {"aten::add"}
+
+
 def test_compiled_epochs_are_of_compiled_models(small: epochs.Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[nn.Module] = []
     monkeypatch.setattr("convnn_lab.train.module.compile_parts", compiled.append)
