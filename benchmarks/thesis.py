@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None, known: Mapping[str, Part] = PAR
         if given.published is not None:
             print(f"{len(adopt(waiting, given.published))} of {len(waiting)} runs are published")
         outcome = jobs.run_all(waiting, given.jobs, deadline, given.keep)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         asked.error(str(error))
     for name in given.parts:
         write(known[name], given.output, given.output / name)

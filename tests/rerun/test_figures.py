@@ -53,7 +53,7 @@ def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
 
 def result(row: Row, job: Job) -> results.Result:
     epochs = tuple({"epoch": n, "val_acc": 0.5, "val_loss": 1.0, "seconds": 1.0} for n in range(150))
-    return results.Result(row, job, (epochs,), (42,), 150, "cpu", 1, 1.0)
+    return results.Result(row, job, (epochs,), (42,), 150, ("cpu",), 1, 1.0)
 
 
 def test_a_run_on_its_way_is_a_curve_and_no_result(

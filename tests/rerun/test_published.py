@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from convnn_lab import tables
-from convnn_lab.rerun import commands, published, results
+from convnn_lab.rerun import commands, published, report, results
 from convnn_lab.rerun.plan import Job, Told, jobs
 from convnn_lab.tables import Table
 from convnn_lab.train.run import Run
@@ -81,6 +82,41 @@ def test_what_has_begun_is_left_as_it_is(call: Call, steady: Table, data_dir: Pa
     assert (first.folder / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("at", ["started", "write_rows", "create"])
+def test_an_adoption_that_was_killed_is_begun_anew(
+    at: str, call: Call, steady: Table, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(tmp_path, "--epochs", "3") == commands.HOLDS
+    every = asked(steady, tmp_path / "ours", data_dir, Told(2))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            published.adopt(every, [tmp_path / "tiny" / "epochs.csv"])
+    every[0].folder.mkdir(parents=True)
+    (every[0].folder / ".lock").touch()  # a process that meant to train it was killed before its first step
+    assert published.adopt(every, [tmp_path / "tiny" / "epochs.csv"]) == every
+    assert [len(Run(job.folder).rows()) for job in every] == [2, 2]
+    assert sorted(path.name for path in every[0].folder.parent.iterdir()) == ["seed-42"]
+
+
+def test_every_epoch_says_what_its_own_run_was_on(call: Call, steady: Table, data_dir: Path, tmp_path: Path) -> None:
+    assert call(tmp_path, "--rows", "Conv2D", "--seeds", "1", "2") == commands.HOLDS
+    (found,) = results.collect(steady, tmp_path)
+    assert found.devices == ("cpu", "cpu")
+    apart = replace(found, devices=("NVIDIA H200", "cpu"))
+    _, file = report.write(tmp_path / "apart" / "tiny", steady, [apart])
+    told = {(line["seed"], line["device"]) for line in written(tmp_path / "apart", "epochs.csv")}
+    assert told == {("1", "NVIDIA H200"), ("2", "cpu")}
+    assert [row["device"] for row in written(tmp_path / "apart")] == ["NVIDIA H200, cpu"]
+    for seed, gpus in ((1, ["NVIDIA H200"]), (2, [])):
+        (job,) = published.adopt(asked(steady, tmp_path / "ours", data_dir, Told(2), seed), [file])
+        assert json.loads((job.folder / "environment.json").read_text())[-1]["gpus"] == gpus
+
+
 def test_a_file_of_something_else_is_refused(call: Call, steady: Table, tmp_path: Path) -> None:
     assert call(tmp_path, "--rows", "Conv2D") == commands.HOLDS
     lines = (tmp_path / "tiny" / "epochs.csv").read_text().splitlines()
@@ -95,9 +131,13 @@ def test_a_file_of_something_else_is_refused(call: Call, steady: Table, tmp_path
     ] == [None]
     assert published.read(file()) == []
     for some, message in (
-        ((lines[0].replace("seed", "sow"), *lines[1:]), "must have the columns table, row, dataset, seed"),
-        ((lines[0], lines[2]), "the epochs of Conv2D with seed 42 do not count from 0"),
-        ((*lines, *lines[1:]), "do not count from 0"),
+        ((lines[0].replace("seed", "sow"), *lines[1:]), "columns must be table, row, dataset, seed.*, got table, row"),
+        ((lines[0], lines[2]), "Conv2D with seed 42 must have epochs from 0 on, at most 2"),
+        ((*lines, *lines[1:]), "must have epochs from 0 on"),
+        ((*lines, lines[2].replace(",1,", ",2,", 1)), "must have epochs from 0 on, at most 2"),
+        ((lines[0], lines[1] + ",0"), "is damaged"),
+        ((lines[0], lines[1].rpartition(",")[0] + ",nan"), "every number must be finite"),
+        ((lines[0], lines[1].replace("False", "false")), "compiled must be True or False"),
         ((lines[0], lines[1].rpartition(",")[0]), "is damaged"),
         ((lines[0], lines[1].replace(",0,", ",x,", 1)), "is damaged"),
     ):

@@ -64,6 +64,22 @@ def test_one_damaged_run_hides_no_others(
     (found,) = results.collect(tiny, tmp_path)
     assert found.seeds == (2,)
     assert "seed-1/metrics.csv does not have the 2 epochs of the run" in capsys.readouterr().err
+    environment = (folders[1] / "environment.json").read_text()
+    for file, said, why in (
+        ("environment.json", "[]", "environment.json must hold a list of starts with their gpus, got []"),
+        ("environment.json", "{}", "environment.json must hold a list of starts with their gpus, got {}"),
+        ("environment.json", "", "environment.json is damaged"),
+        ("metrics.csv", "epoch,val_acc,val_loss\n0,1,1\n1,1,1\n", "metrics.csv lacks train_loss, train_acc, seconds"),
+    ):
+        (folders[1] / file).write_text(said)
+        assert results.collect(tiny, tmp_path) == []
+        assert f"left out: {folders[1]}/{why}" in capsys.readouterr().err
+        summary = (folders[1] / "summary.json").read_text()
+        (folders[1] / "summary.json").write_text("")  # one on its way is left out alike
+        assert [going.seeds for going in results.going(tiny, tmp_path)] == []
+        assert why in capsys.readouterr().err
+        (folders[1] / "summary.json").write_text(summary)
+        (folders[1] / "environment.json").write_text(environment)
     (folders[1] / "summary.json").write_text("")
     assert results.collect(tiny, tmp_path) == []
     assert call(tmp_path, "--seeds", "2", "--rows", "Conv2D") == commands.FAILS

@@ -6,13 +6,15 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from convnn_lab.recipes import Recipe
 from convnn_lab.rerun import plan
 from convnn_lab.rerun.plan import Job
-from convnn_lab.rerun.report import EPOCH, EPOCHS
+from convnn_lab.rerun.report import EPOCHS
+from convnn_lab.rerun.results import EPOCH
 from convnn_lab.tables import TABLES
 from convnn_lab.train import store
 from convnn_lab.train.run import Row as Epoch
@@ -36,27 +38,33 @@ class Known:
 
 def read(path: Path) -> list[Known]:
     """The runs of a file of epochs, as ``convnn reproduce`` writes it."""
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    if lines and list(lines[0]) != list(EPOCHS):
-        raise ValueError(f"{path} must have the columns {', '.join(EPOCHS)}, got {', '.join(lines[0])}")
-    about = [name for name in EPOCHS if name not in EPOCH]
     try:
+        with path.open(newline="") as file:
+            names, *lines = list(csv.reader(file)) or [list(EPOCHS)]
+        if names != list(EPOCHS):
+            raise ValueError(f"columns must be {', '.join(EPOCHS)}, got {', '.join(names)}")
+        about = [name for name in EPOCHS if name not in EPOCH]
         return [
             _known(dict(zip(about, whose, strict=True)), tuple(_epoch(line) for line in of))
-            for whose, of in groupby(lines, key=lambda line: tuple(line[name] for name in about))
+            for whose, of in groupby(lines, key=lambda line: tuple(line[: len(about)]))
         ]
-    except (ValueError, TypeError) as error:
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _epoch(line: dict[str, str]) -> Epoch:
-    return {name: float(line[name]) for name in EPOCH}
+def _epoch(line: list[str]) -> Epoch:
+    said = dict(zip(EPOCHS, line, strict=True))
+    epoch = {name: float(said[name]) for name in EPOCH}
+    if not all(map(isfinite, epoch.values())):
+        raise ValueError(f"every number must be finite, got {','.join(line)}")
+    return epoch
 
 
 def _known(whose: dict[str, str], epochs: tuple[Epoch, ...]) -> Known:
-    if [epoch["epoch"] for epoch in epochs] != list(range(len(epochs))):
-        raise ValueError(f"the epochs of {whose['row']} with seed {whose['seed']} do not count from 0")
+    if [epoch["epoch"] for epoch in epochs] != list(range(len(epochs))) or len(epochs) > int(whose["of"]):
+        raise ValueError(f"{whose['row']} with seed {whose['seed']} must have epochs from 0 on, at most {whose['of']}")
+    if whose["compiled"] not in ("True", "False") or not whose["device"]:
+        raise ValueError(f"compiled must be True or False and a device named, got {whose}")
     rows = TABLES[whose["table"]].rows if whose["table"] in TABLES else ()
     found = [row for row in rows if (row.label, row.dataset) == (whose["row"], whose["dataset"])]
     how: Any = {"precision": whose["precision"], "compile": whose["compiled"] == "True", "seed": int(whose["seed"])}
@@ -75,13 +83,23 @@ def adopt(asked: Sequence[Job], files: Iterable[Path]) -> list[Job]:
         known = None if Run(job.folder).exists else next(_like(job.recipe, there), None)
         if known is None:
             continue
-        run = Run(job.folder)
-        run.create(job.recipe_name, job.recipe, load(job.recipe))
-        run.started({"gpus": [] if known.device == "cpu" else [known.device]})
-        run.write_rows(list(known.epochs[: job.recipe.epochs]))
-        store.write_json(run.folder / "summary.json", {"status": "finished", "published": True})
+        _make(job, known)
         adopted.append(job)
     return adopted
+
+
+def _make(job: Job, known: Known) -> None:
+    """Make a folder, which is there as a whole or not at all."""
+    Run(job.folder).require_new()
+    run = Run(job.folder.with_name(f".{job.folder.name}"))
+    run.remove()
+    run.create(job.recipe_name, job.recipe, load(job.recipe))
+    run.started({"gpus": [] if known.device == "cpu" else [known.device]})
+    run.write_rows(list(known.epochs[: job.recipe.epochs]))
+    store.write_json(run.folder / "summary.json", {"status": "finished", "published": True})
+    Run(job.folder).remove()  # what a process that was killed in its first moment left
+    with store.storing(job.folder):
+        run.folder.replace(job.folder)
 
 
 def _like(recipe: Recipe, there: Sequence[Known]) -> Iterator[Known]:

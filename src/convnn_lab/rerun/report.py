@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Drawn
 
-from convnn_lab.rerun.results import Going, Result, with_spread
+from convnn_lab.rerun.results import EPOCH, Going, Result, with_spread
 from convnn_lab.tables import Row, Table
 from convnn_lab.train import store
 
@@ -27,7 +27,6 @@ COLUMNS = (
 
 
 # Of an epoch, beside whose it is: of which run, how and where computed, and how many epochs that was given.
-EPOCH = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "seconds")
 EPOCHS = ("table", "row", "dataset", "seed", "precision", "compiled", "device", "of", *EPOCH)
 
 
@@ -53,9 +52,9 @@ def _line(table: Table, each: Result) -> list[Any]:
 
 def _epochs(table: Table, each: Result | Going) -> Iterator[list[Any]]:
     recipe = each.job.recipe
-    for seed, run in zip(each.seeds, each.runs, strict=True):
+    for seed, device, run in zip(each.seeds, each.devices, each.runs, strict=True):
         whose = [table.name, each.row.label, each.row.dataset, seed]
-        how = [recipe.precision, recipe.compile, each.device, recipe.epochs]
+        how = [recipe.precision, recipe.compile, device, recipe.epochs]
         for epoch in run:
             yield [*whose, *how, int(epoch["epoch"]), *(f"{epoch[name]:.6g}" for name in EPOCH[1:])]
 

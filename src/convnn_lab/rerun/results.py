@@ -20,6 +20,8 @@ from convnn_lab.train.build import build
 from convnn_lab.train.run import Row as Epoch
 from convnn_lab.train.run import Run
 
+# What is quoted of an epoch.
+EPOCH = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "seconds")
 LATE = 10  # epochs at the end of a run, of which the mean moves less than the last one does
 
 
@@ -29,6 +31,7 @@ class Result:
 
     Args:
         runs: the epochs of each run.
+        devices: what each was last on.
         epochs: how many the numbers are quoted after.
         gflops: two for every multiplication with addition of the published architecture.
     """
@@ -38,7 +41,7 @@ class Result:
     runs: tuple[tuple[Epoch, ...], ...]
     seeds: tuple[int, ...]
     epochs: int
-    device: str
+    devices: tuple[str, ...]
     parameters: int
     gflops: float
 
@@ -63,6 +66,11 @@ class Result:
         late = min(LATE, self.epochs // 3)
         ends = [run[self.epochs - late : self.epochs] for run in self.runs if late > 1]
         return tuple(tuple(100 * epoch["val_acc"] for epoch in end) for end in ends)
+
+    @property
+    def device(self) -> str:
+        """What the runs were on."""
+        return ", ".join(dict.fromkeys(self.devices))
 
     @property
     def seconds(self) -> float:
@@ -106,6 +114,11 @@ class Going:
     job: Job
     curves: tuple[Epoch, ...]
     device: str
+
+    @property
+    def devices(self) -> tuple[str]:
+        """What it was last on."""
+        return (self.device,)
 
     @property
     def runs(self) -> tuple[tuple[Epoch, ...]]:
@@ -161,7 +174,7 @@ def going(table: Table, output: Path) -> list[Going]:
     for row in table.rows:
         for run in _runs(there[recipe_of(row)[1]] if trained(row) else None):
             with _leaving_out():
-                rows = () if run.finished else tuple(run.rows())
+                rows = () if run.finished else tuple(_epochs(run))
                 if rows:
                     found.append(Going(row, Job(run.recipe()[0], _of(row, run), run.folder), rows, _device(run)))
     return found
@@ -188,7 +201,20 @@ def _of_row(row: Row, home: Path, at: int | None) -> list[Result]:
         with _leaving_out():
             if run.finished if at is None else len(run.rows()) >= at:
                 groups.setdefault((replace(_recipe(row, run, at), seed=0), run.counts()), []).append(run)
-    return [_result(row, runs, at) for runs in groups.values()]
+    found = []
+    for runs in groups.values():
+        with _leaving_out():
+            found.append(_result(row, runs, at))
+    return found
+
+
+def _epochs(run: Run) -> list[Epoch]:
+    """The epochs of a run, once all that is quoted of them is known to be there."""
+    rows = run.rows()
+    lacking = [name for name in EPOCH if any(name not in row for row in rows)]
+    if lacking:
+        raise ValueError(f"{run.folder / 'metrics.csv'} lacks {', '.join(lacking)}")
+    return rows
 
 
 def _of(row: Row, run: Run) -> Recipe:
@@ -205,10 +231,11 @@ def _recipe(row: Row, run: Run, at: int | None) -> Recipe:
     if at is not None and (recipe.schedule != "constant" or recipe.warmup):
         raise ValueError(f"the rate of {run.folder} depends on its length: its beginning is no run of its own")
     recipe = recipe if at is None else replace(recipe, epochs=at)
-    if [int(epoch["epoch"]) for epoch in run.rows()[:at]] != list(range(recipe.epochs)):
+    if [int(epoch["epoch"]) for epoch in _epochs(run)[:at]] != list(range(recipe.epochs)):
         raise ValueError(f"{run.folder / 'metrics.csv'} does not have the {recipe.epochs} epochs of the run")
     if not (run.folder / "environment.json").exists() or not (run.folder / "data.json").exists():
         raise ValueError(f"{run.folder} lacks environment.json or data.json")
+    _device(run)
     return recipe
 
 
@@ -227,15 +254,20 @@ def _result(row: Row, runs: Sequence[Run], at: int | None) -> Result:
         tuple(tuple(run.rows()[:at]) for run in runs),
         tuple(run.recipe()[1].seed for run in runs),
         min(int(row.configuration.get("epochs", recipe.epochs)), recipe.epochs),
-        _device(runs[0]),
+        tuple(map(_device, runs)),
         *_counts(replace(plain(recipe), seed=0), runs[0].folder / "data.json"),
     )
 
 
 def _device(run: Run) -> str:
     """What a run was on when it was last started."""
-    started = store.read_json(run.folder / "environment.json")[-1]
-    return started["gpus"][0] if started["gpus"] and run.recipe()[1].accelerator != "cpu" else "cpu"
+    path = run.folder / "environment.json"
+    started = store.read_json(path)
+    try:
+        gpus = started[-1]["gpus"]
+        return str(gpus[0]) if gpus and run.recipe()[1].accelerator != "cpu" else "cpu"
+    except (IndexError, KeyError, TypeError):
+        raise ValueError(f"{path} must hold a list of starts with their gpus, got {str(started)[:60]}") from None
 
 
 @cache
