@@ -1,8 +1,8 @@
 """Compile the kernels of a problem for a GPU that is not there: ``python -m tests.triton.ahead ARCHITECTURE PROBLEM``.
 
-Prints a line for each kernel: its name, the threads and bytes of shared memory of a program, and the bytes of registers
-a thread has no room for. Nothing runs: a driver that only knows its name stands in for the real one, and tensors of the
-CPU for those of a device.
+Prints a line for each kernel: its name, the threads and bytes of shared memory of a program, the bytes of registers a
+thread has no room for, and whether channels are taken one piece after the other. Nothing runs: a driver that only knows
+its name stands in for the real one, and tensors of the CPU for those of a device.
 """
 
 from __future__ import annotations
@@ -124,6 +124,8 @@ PROBLEMS: dict[str, Callable[[], None]] = {
     "small maps": maps(4, 512, SINGLE),
     "places beside features": on_matrix_units(maps(4, 512, SINGLE, position=scaled_concat(0.5))),
     "wide, long lists": tokens(40, 700, 192, 25),
+    "wide, among few": tokens(40, 36, 1024, 9, SINGLE),
+    "not as wide, long lists": tokens(40, 700, 128, 25),
     "widest": tokens(40, 700, 2048, 9),
     "widest, single": tokens(40, 700, 1024, 9, SINGLE),
     "widest, long lists": tokens(40, 197, 1024, 25),
@@ -137,16 +139,17 @@ PROBLEMS: dict[str, Callable[[], None]] = {
 
 def compiled(architecture: int, problem: Callable[[], None]) -> list[dict[str, Any]]:
     """What the kernels of a problem ask of a device."""
-    found: dict[int, tuple[str, Any]] = {}
+    found: dict[int, tuple[str, Any, bool]] = {}
     run = JITFunction.run
 
     def only_compile(kernel: Any, *given: Any, **told: Any) -> Any:
         made = run(kernel, *given, **{**told, "warmup": True})
-        found[id(made)] = (kernel.__name__, made)
+        found[id(made)] = (kernel.__name__, made, told.get("ROLLED", False))
         return made
 
     triton.runtime.driver.set_active(Driver(architecture))
     sizes.room = lambda _: SHARED[architecture]  # type: ignore[assignment]
+    sizes.capability = lambda _: divmod(architecture, 10)  # type: ignore[assignment]
     JITFunction.run = only_compile
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign] # what kernels would have written
@@ -159,8 +162,9 @@ def compiled(architecture: int, problem: Callable[[], None]) -> list[dict[str, A
             "threads": 32 * made.metadata.num_warps,
             "shared": made.metadata.shared,
             "spilled": spilled(made.asm["ptx"], architecture),
+            "rolled": rolled,
         }
-        for name, made in found.values()
+        for name, made, rolled in found.values()
     ]
 
 

@@ -13,6 +13,7 @@ from convnn.backends.triton.kernels.few_backward import attend_few_backward
 from convnn.backends.triton.kernels.few_keys import add_few
 from convnn.backends.triton.sizes import (
     SINGLE_PIECE,
+    hopper,
     interpreted,
     of,
     over,
@@ -170,7 +171,7 @@ def _held(query: Tensor, value: Tensor, common: dict[str, Any]) -> int:
 def is_fast(value: Tensor) -> bool:
     """Whether the device compares and multiplies two numbers of half types at once."""
     halves = value.dtype != torch.float32
-    return halves and value.is_cuda and not interpreted() and torch.cuda.get_device_capability(value.device) >= (9, 0)
+    return halves and value.is_cuda and not interpreted() and hopper(value)
 
 
 # Rows and warps of a program, and the most registers of a thread, as measured on an H200.

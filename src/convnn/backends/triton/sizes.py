@@ -69,14 +69,14 @@ def room(device: int) -> int:
 
 
 @cache
-def architecture(device: int) -> int:  # noqa: ARG001 - of the current device, which the tensors are on
-    """Ten times the compute capability."""
-    return triton.runtime.driver.active.get_current_target().arch
+def capability(device: int) -> tuple[int, int]:
+    """Of compute, which names a generation of devices."""
+    return torch.cuda.get_device_capability(device)
 
 
 def hopper(tensor: Tensor) -> bool:
-    """Whether matrix units read both sides of a product from shared memory, as they do since Hopper."""
-    return interpreted() or architecture(tensor.device.index) >= 90
+    """Whether a device is of Hopper's generation or a later one; matrix units of those read all from shared memory."""
+    return interpreted() or capability(tensor.device.index) >= (9, 0)
 
 
 def ahead(tensor: Tensor, stages: int) -> int:
