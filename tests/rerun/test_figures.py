@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from convnn_lab.rerun import commands, figures, plan, results
 from convnn_lab.rerun.plan import Job, Told
 from convnn_lab.rerun.plan import jobs as planned
+from convnn_lab.rerun.records import Result
 from convnn_lab.tables import TABLES, Row, Table
 from convnn_lab.train.run import Run
 from tests.rerun.calls import Call, stop_after, written
@@ -51,9 +52,9 @@ def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
     assert len(looks) == 40
 
 
-def result(row: Row, job: Job) -> results.Result:
+def result(row: Row, job: Job) -> Result:
     epochs = tuple({"epoch": n, "val_acc": 0.5, "val_loss": 1.0, "seconds": 1.0} for n in range(150))
-    return results.Result(row, job, (epochs,), (42,), 150, ("cpu",), 1, 1.0)
+    return Result(row, job, (epochs,), (42,), 150, ("cpu",), 1, 1.0)
 
 
 def test_a_run_on_its_way_is_a_curve_and_no_result(

@@ -17,7 +17,7 @@ from convnn_lab.tables import TABLES, Row, Table
 
 if TYPE_CHECKING:
     from convnn_lab.rerun.jobs import Outcome
-    from convnn_lab.rerun.results import Going, Result
+    from convnn_lab.rerun.records import Going, Result
 
 # Beside what every command ends with: the time was up, and the same command goes on.
 HOLDS, FAILS, UNFINISHED, INTERRUPTED = 0, 1, 3, 130

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from convnn_lab.recipes import RECIPES
-from convnn_lab.rerun.results import Going, Result
+from convnn_lab.rerun.records import Going, Result
 from convnn_lab.tables import Table
 from convnn_lab.train import store
 

@@ -13,8 +13,8 @@ from typing import Any
 from convnn_lab.recipes import Recipe
 from convnn_lab.rerun import plan
 from convnn_lab.rerun.plan import Job
+from convnn_lab.rerun.records import EPOCH
 from convnn_lab.rerun.report import EPOCHS
-from convnn_lab.rerun.results import EPOCH
 from convnn_lab.tables import TABLES
 from convnn_lab.train import store
 from convnn_lab.train.run import Row as Epoch

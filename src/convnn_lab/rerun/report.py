@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Drawn
 
-from convnn_lab.rerun.results import EPOCH, Going, Result, with_spread
+from convnn_lab.rerun.records import EPOCH, Going, Result, with_spread
 from convnn_lab.tables import Row, Table
 from convnn_lab.train import store
 
