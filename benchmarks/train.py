@@ -73,9 +73,10 @@ def told(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = asked.parse_args(arguments)
     if given.steps < 1:
         asked.error(f"--steps must be at least 1, got {given.steps}")
-    if not any(chosen(model, given.networks) for model in given.models):
-        there = ", ".join(repr(name) for model in given.models for name in epochs.VARIANTS[model])
-        asked.error(f"--networks must be words of {there}, got {', '.join(map(repr, given.networks))}")
+    for word in given.networks:
+        if not any(chosen(model, [word]) for model in given.models):
+            there = ", ".join(repr(name) for model in given.models for name in epochs.VARIANTS[model])
+            asked.error(f"--networks must be words of {there}, got {word!r}")
     return given
 
 

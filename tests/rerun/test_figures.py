@@ -52,6 +52,16 @@ def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
     assert len(looks) == 40
 
 
+def test_bars_stand_where_there_are_several_seeds() -> None:
+    axes: Any = Figure().subplots()
+    figures._points(axes, [1, 2], [[3.0], [4.0, 6.0]])
+    (drawn,) = axes.containers
+    alone, several = drawn[2][0].get_segments()
+    assert drawn[0].get_ydata().tolist() == [3.0, 5.0]
+    assert len(alone) == 0
+    assert several[:, 1].tolist() == pytest.approx([5 - 2**0.5, 5 + 2**0.5])
+
+
 def result(row: Row, job: Job) -> Result:
     epochs = tuple({"epoch": n, "val_acc": 0.5, "val_loss": 1.0, "seconds": 1.0} for n in range(150))
     return Result(row, job, (epochs,), (42,), 150, ("cpu",), 1, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
@@ -80,11 +80,10 @@ def adopt(asked: Sequence[Job], files: Iterable[Path]) -> list[Job]:
     there = [known for path in files for known in read(path)]
     adopted = []
     for job in asked:
-        known = None if Run(job.folder).exists else next(_like(job.recipe, there), None)
-        if known is None:
-            continue
-        _make(job, known)
-        adopted.append(job)
+        known = None if Run(job.folder).exists else _like(job.recipe, there)
+        if known is not None:
+            _make(job, known)
+            adopted.append(job)
     return adopted
 
 
@@ -102,12 +101,13 @@ def _make(job: Job, known: Known) -> None:
         run.folder.replace(job.folder)
 
 
-def _like(recipe: Recipe, there: Sequence[Known]) -> Iterator[Known]:
-    """The runs that are one of a recipe, or at a constant rate begin with it."""
+def _like(recipe: Recipe, there: Sequence[Known]) -> Known | None:
+    """A run that is one of a recipe, or at a constant rate begins with it."""
     steady = recipe.schedule == "constant" and not recipe.warmup
     for known in there:
         if known.recipe is None or len(known.epochs) < recipe.epochs:
             continue
         was = replace(known.recipe, epochs=recipe.epochs) if steady else known.recipe
         if plan.plain(was) == plan.plain(recipe):
-            yield known
+            return known
+    return None

@@ -104,12 +104,7 @@ class Going:
     row: Row
     job: Job
     curves: tuple[Epoch, ...]
-    device: str
-
-    @property
-    def devices(self) -> tuple[str]:
-        """What it was last on."""
-        return (self.device,)
+    devices: tuple[str]
 
     @property
     def runs(self) -> tuple[tuple[Epoch, ...]]:

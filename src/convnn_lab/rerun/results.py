@@ -45,7 +45,7 @@ def going(table: Table, output: Path) -> list[Going]:
             with _leaving_out():
                 rows = () if run.finished else tuple(_epochs(run))
                 if rows:
-                    found.append(Going(row, Job(run.recipe()[0], _of(row, run), run.folder), rows, _device(run)))
+                    found.append(Going(row, Job(run.recipe()[0], _of(row, run), run.folder), rows, (_device(run),)))
     return found
 
 
@@ -102,8 +102,6 @@ def _recipe(row: Row, run: Run, at: int | None) -> Recipe:
     recipe = recipe if at is None else replace(recipe, epochs=at)
     if [int(epoch["epoch"]) for epoch in _epochs(run)[:at]] != list(range(recipe.epochs)):
         raise ValueError(f"{run.folder / 'metrics.csv'} does not have the {recipe.epochs} epochs of the run")
-    if not (run.folder / "environment.json").exists() or not (run.folder / "data.json").exists():
-        raise ValueError(f"{run.folder} lacks environment.json or data.json")
     _device(run)
     return recipe
 
