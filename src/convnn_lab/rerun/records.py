@@ -10,6 +10,7 @@ from convnn_lab.recipes import Recipe
 from convnn_lab.rerun.plan import Job
 from convnn_lab.tables import Row
 from convnn_lab.train.run import Row as Epoch
+from convnn_lab.train.run import averaged
 
 # What is quoted of an epoch.
 EPOCH = ("epoch", "train_loss", "train_acc", "val_loss", "val_acc", "seconds")
@@ -136,11 +137,3 @@ def with_spread(values: Sequence[float]) -> str:
     """Write the mean of values, with their standard deviation where there are several."""
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{spread}"
-
-
-def averaged(runs: Sequence[Sequence[Epoch]]) -> list[Epoch]:
-    """The mean over runs of every number of every epoch."""
-    return [
-        {name: mean(row[name] for row in rows) for name in rows[0] if all(name in row for row in rows)}
-        for rows in zip(*runs, strict=False)
-    ]

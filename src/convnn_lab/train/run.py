@@ -19,10 +19,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from convnn_lab.recipes import Recipe, from_dict
@@ -181,6 +182,14 @@ class Run:
                 except OSError:
                     break  # a file system without locks
             yield
+
+
+def averaged(runs: Sequence[Sequence[Row]]) -> list[Row]:
+    """The mean over runs of every number of every epoch."""
+    return [
+        {name: mean(row[name] for row in rows) for name in rows[0] if all(name in row for row in rows)}
+        for rows in zip(*runs, strict=False)
+    ]
 
 
 def default_folder(name: str, recipe: Recipe) -> Path:

@@ -23,7 +23,7 @@ from convnn_lab.train import figures, fit, store, surroundings
 from convnn_lab.train.build import build, irrelevant
 from convnn_lab.train.measure import ACCURACY, Measure, measure
 from convnn_lab.train.module import NonFiniteError
-from convnn_lab.train.run import Row, Run
+from convnn_lab.train.run import Row, Run, averaged
 from convnn_lab.train.source import load
 
 
@@ -146,7 +146,7 @@ def _results(folder: Path, asked: Sequence[Point], failed: set[str]) -> list[Res
                 summaries[0]["parameters"] if summaries else 0,
                 _flops(recipe, runs[0]) if runs else 0,
                 mean(each["seconds"] for each in summaries) if summaries else 0.0,
-                tuple(_averaged([run.rows() for run in runs])),
+                tuple(averaged([run.rows() for run in runs])),
                 lost,
                 measure(recipe),
             )
@@ -158,14 +158,6 @@ def _flops(recipe: Recipe, run: Run) -> int:
     about = store.read_json(run.folder / "data.json")
     model = build(recipe, about["channels"], about["size"], len(about["classes"]), device="meta").eval()
     return count(model, about["size"], published=False).true
-
-
-def _averaged(runs: Sequence[Sequence[Row]]) -> list[Row]:
-    """The mean over seeds of every number of every epoch."""
-    return [
-        {name: mean(row[name] for row in rows) for name in rows[0] if all(name in row for row in rows)}
-        for rows in zip(*runs, strict=False)
-    ]
 
 
 def _spread(values: Sequence[float]) -> float:
