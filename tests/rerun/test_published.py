@@ -60,6 +60,10 @@ def test_a_run_that_was_not_run_like_this_is_left_to_be_trained(
     assert published.adopt(asked(steady, tmp_path / "other", data_dir, told), [file]) == []
     assert published.adopt(asked(steady, tmp_path / "seed", data_dir, Told(3), seed=1), [file]) == []
     assert not (tmp_path / "other").exists()
+    other = tmp_path / "other.csv"
+    for said, instead in ((",float32,", ",bf16,"), (",False,", ",True,")):
+        other.write_text(file.read_text().replace(said, instead))
+        assert published.adopt(asked(steady, tmp_path / "other", data_dir, Told(3)), [other]) == []
 
 
 def test_where_the_rate_falls_only_a_run_of_the_same_length_is_the_one_asked_for(
@@ -102,11 +106,15 @@ def test_an_adoption_that_was_killed_is_begun_anew(
     assert sorted(path.name for path in every[0].folder.parent.iterdir()) == ["seed-42"]
 
 
-def test_every_epoch_says_what_its_own_run_was_on(call: Call, steady: Table, data_dir: Path, tmp_path: Path) -> None:
+def test_every_epoch_says_what_its_own_run_was_on(
+    call: Call, steady: Table, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert call(tmp_path, "--rows", "Conv2D", "--seeds", "1", "2") == commands.HOLDS
     (found,) = results.collect(steady, tmp_path)
     assert found.devices == ("cpu", "cpu")
-    apart = replace(found, devices=("NVIDIA H200", "cpu"))
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "_device", lambda run: "NVIDIA H200" if run.folder.name == "seed-1" else "cpu")
+        (apart,) = results.collect(steady, tmp_path)
     _, file = report.write(tmp_path / "apart" / "tiny", steady, [apart])
     told = {(line["seed"], line["device"]) for line in written(tmp_path / "apart", "epochs.csv")}
     assert told == {("1", "NVIDIA H200"), ("2", "cpu")}
