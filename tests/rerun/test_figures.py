@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from convnn_lab.rerun import commands, figures, plan, results
+from convnn_lab.rerun import commands, figures, labels, plan, results
 from convnn_lab.rerun.plan import Job, Told
 from convnn_lab.rerun.plan import jobs as planned
 from convnn_lab.rerun.records import Result
@@ -24,7 +24,7 @@ def test_lines_of_a_figure_are_called_what_they_differ_in(tmp_path: Path) -> Non
         rows = plan.chosen(TABLES[table], words, ["cifar10"])
         asked = planned(rows, [42], tmp_path, Told())
         found = [result(row, job) for row, (job,) in zip(rows, asked, strict=True) if field in row.configuration]
-        return {figures._series(each, found, field) for each in found}
+        return {labels.series(each, found, field) for each in found}
 
     assert names("vary-lambda", "ratio") == {"with positions", "without positions"}
     assert names("vary-lambda", "ratio", "without") == {""}
@@ -38,16 +38,16 @@ def test_a_figure_says_how_its_rows_were_run(tmp_path: Path) -> None:
     rows = plan.chosen(TABLES["vgg-k"], ["3x3", "2x2"], ["cifar10"])[:12]
     short, long = (planned(rows, [42], tmp_path, Told(epochs=each, precision="tf32")) for each in (5, 150))
     found = [replace(result(row, job), epochs=5) for row, (job,) in zip(rows, short, strict=True)]
-    assert figures.about(found) == "ours: 5 epochs, tf32, 1 seed"
+    assert labels.about(found) == "ours: 5 epochs, tf32, 1 seed"
     more = [replace(result(row, job), seeds=(42, 43)) for row, (job,) in zip(rows, long, strict=True)]
-    both = figures.about([*found, *more])
+    both = labels.about([*found, *more])
     assert both == "ours: 5 to 150 epochs, tf32, 1 to 2 seeds; means over seeds, bars: their standard deviation"
-    assert figures.about(more, bars=False) == "ours: 150 epochs, tf32, 2 seeds; means over seeds, thin: each"
+    assert labels.about(more, bars=False) == "ours: 150 epochs, tf32, 2 seeds; means over seeds, thin: each"
     axes: Any = Figure().subplots()
     figures._against_gflops(axes, [*found, *more], "k")
-    labels = axes.get_legend_handles_labels()[1]
-    assert "3x3 kernel, λ = 0.0, 5 epochs, tf32" in labels
-    assert "3x3 kernel, λ = 0.0, 150 epochs, tf32" in labels
+    legend = axes.get_legend_handles_labels()[1]
+    assert "3x3 kernel, λ = 0.0, 5 epochs, tf32" in legend
+    assert "3x3 kernel, λ = 0.0, 150 epochs, tf32" in legend
     looks = {tuple(figures._look(number).items()) for number in range(40)}
     assert len(looks) == 40
 
@@ -60,6 +60,17 @@ def test_bars_stand_where_there_are_several_seeds() -> None:
     assert drawn[0].get_ydata().tolist() == [3.0, 5.0]
     assert len(alone) == 0
     assert several[:, 1].tolist() == pytest.approx([5 - 2**0.5, 5 + 2**0.5])
+
+
+def test_a_legend_names_the_logs_of_all_lines_once(tmp_path: Path) -> None:
+    rows = plan.chosen(TABLES["vary-lambda"], ["Branching"], ["cifar10"])
+    asked = planned(rows, [42], tmp_path, Told(epochs=5))
+    axes: Any = Figure().subplots()
+    figures._against(axes, [result(row, job) for row, (job,) in zip(rows, asked, strict=True)], "ratio", "λ")
+    legend = axes.get_legend_handles_labels()[1]
+    assert sorted(legend) == ["author's logs, last of 150 epochs", "with positions", "without positions"]
+    logged = [line for line in axes.lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+    assert len(logged) == 2
 
 
 def result(row: Row, job: Job) -> Result:

@@ -10,6 +10,7 @@ from statistics import mean, stdev
 from typing import Any, TypeVar
 
 from convnn_lab.recipes import RECIPES
+from convnn_lab.rerun.labels import about, named, series
 from convnn_lab.rerun.records import Going, Result
 from convnn_lab.tables import Table
 from convnn_lab.train import store
@@ -106,33 +107,20 @@ def _panels(
     for axes, (dataset, group) in zip(grid, parts.items(), strict=True):
         fill(axes if sides > 1 else axes[0], group, *more)
         axes[0].set_title(dataset, loc="left", fontsize="medium")
+        many = len(axes[0].get_legend_handles_labels()[0]) > 3
         for each in axes:
             each.grid(alpha=0.3)
-            many = len(each.get_legend_handles_labels()[0]) > 6
-            aside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if many else {}
-            each.legend(fontsize="x-small", **aside)
+            if not many:
+                each.legend(fontsize="x-small")
+        if many:  # they would cover lines; all sides have the same
+            figure.set_figwidth(6 * sides + 2)
+            axes[-1].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.supxlabel(about(results, bars=bars), fontsize="x-small")
     written = BytesIO()
     figure.savefig(written, dpi=120, format="png")
     with store.storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     store.write(path, written.getvalue())
-
-
-def about(results: Sequence[Curve], *, bars: bool = True) -> str:
-    """What a figure is made of: how long, how precisely and how often rows were run, and what bars are, if any."""
-    epochs = sorted({each.epochs for each in results})
-    precisions = sorted({each.job.recipe.precision for each in results})
-    seeds = sorted({len(each.seeds) for each in results})
-    said = [f"{_span(epochs)} epochs", " and ".join(precisions), f"{_span(seeds)} seed{'s' * (seeds != [1])}"]
-    pooled = (
-        f"; means over seeds, {'bars: their standard deviation' if bars else 'thin: each'}" if seeds[-1] > 1 else ""
-    )
-    return f"ours: {', '.join(said)}{pooled}"
-
-
-def _span(numbers: Sequence[int]) -> str:
-    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
 def _look(number: int) -> dict[str, str]:
@@ -151,7 +139,7 @@ def _curves(axes: Any, group: Sequence[Curve]) -> None:
             first = window - 1 if len(each.curves) > window else 0
             look: Any = {"color": f"C{number % 10}", "marker": "o" if len(each.curves) < 3 else None}
             faint: Any = [(run, {"alpha": 0.35, "linewidth": 0.8}) for run in each.runs if len(each.runs) > 1]
-            for run, more in [*faint, (each.curves, {"label": _named(each, group)})]:
+            for run, more in [*faint, (each.curves, {"label": named(each, group)})]:
                 epochs = [epoch["epoch"] + 1 for epoch in run]
                 values = moving([factor * epoch[field] for epoch in run], window)
                 place.plot(epochs[first:], values[first:], **look, **more)
@@ -181,10 +169,11 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
     across = [each for each in group if field not in each.row.configuration]
     along = [each for each in group if field in each.row.configuration]
     for each in along:
-        lines.setdefault(_series(each, along, field), []).append(each)
+        lines.setdefault(series(each, along, field), []).append(each)
     for number, each in enumerate(across):
         style = {"linestyle": ("--", "-.", ":")[number % 3], "color": f"{0.2 * (number % 4)}", "linewidth": 1}
-        axes.axhline(mean(height(each)), **style, label=_named(each, group))
+        axes.axhline(mean(height(each)), **style, label=named(each, group))
+    dotted, whose = {"linestyle": ":", "marker": "x"}, ""
     for number, (name, points) in enumerate(lines.items()):
         points.sort(key=lambda each: each.row.configuration[field])
         places = [each.row.configuration[field] for each in points]
@@ -192,9 +181,10 @@ def _against(axes: Any, group: Sequence[Result], field: str, said: str) -> None:
         _points(axes, places, [height(each) for each in points], **look, label=name or "ours")
         logged = [(place, of.row.logged.accuracy) for place, of in zip(places, points, strict=True) if of.row.logged]
         if logged:
+            axes.plot(*zip(*logged, strict=True), **dotted, color=look["color"])
             whose = f"author's logs, last of {RECIPES[points[0].job.recipe_name].epochs} epochs"
-            dotted = {"color": look["color"], "linestyle": ":", "marker": "x"}
-            axes.plot(*zip(*logged, strict=True), **dotted, label=f"{name}{name and ', '}{whose}")
+    if whose:
+        axes.plot([], [], **dotted, color="grey", label=whose)
     axes.set_xscale("log" if field == "lr" else "linear")
     if all(isinstance(each.row.configuration[field], int) for each in along):
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -207,7 +197,7 @@ def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
     compared, height = _heights(group)
     kinds: dict[str, list[Result]] = {}
     for number, each in enumerate(_once(group)):
-        kinds.setdefault((_series(each, group, field) or "ours") if field else _named(each, group), []).append(each)
+        kinds.setdefault((series(each, group, field) or "ours") if field else named(each, group), []).append(each)
         if field in each.row.configuration:
             place = (each.gflops, mean(height(each)))
             side = "right" if number % 2 else "left"  # rows that follow each other are often near each other
@@ -219,36 +209,3 @@ def _against_gflops(axes: Any, group: Sequence[Result], field: str) -> None:
     axes.set_xlim(0.8 * min(costs), 1.05 * max(costs))  # a few percent are not to fill a figure
     axes.set_xlabel("true GFLOPS of one image, forward")
     axes.set_ylabel(f"test accuracy in %, {compared}")
-
-
-# How lines are told apart, as far as the rows of a figure differ in it.
-SAID = {
-    "layer": "{}",
-    "candidates": "{}",
-    "kernel": "{}",
-    "kernel_size": "{0}x{0} kernel",
-    "ratio": "λ = {}",
-    "patch": "patch {}",
-    "k": "k = {}",
-    "r": "r = {}",
-}
-
-
-def _series(each: Result, group: Sequence[Result], field: str) -> str:
-    """What a line of points is called: what its rows have that others of the figure have not."""
-    words = []
-    for name, said in SAID.items():
-        own = each.row.configuration.get(name)
-        values = {other.row.configuration.get(name) for other in group} - {None}  # what searches nothing says nothing
-        if name != field and own is not None and len(values) > 1:
-            words.append(said.format(own))
-    if len({"position" in other.row.configuration for other in group}) > 1:
-        words.append("with positions" if "position" in each.row.configuration else "without positions")
-    mixed = any(each.how != other.how for other in group)
-    return ", ".join([*words, *(each.how if mixed else [])])
-
-
-def _named(each: Curve, group: Sequence[Curve]) -> str:
-    """A row's label, and how it was run where the others were run differently."""
-    same = all(each.how == other.how for other in group)
-    return ", ".join([each.row.label, *([] if same else each.how)])
