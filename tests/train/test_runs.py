@@ -6,10 +6,11 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,34 @@ def test_time_that_is_up_leaves_a_run_to_be_resumed(quick: Recipe, tmp_path: Pat
     summary: Any = stopped.summary()
     assert (summary["status"], summary["steps"], stopped.interrupted) == ("stopped", 1, False)
     assert_same(fit.resume(stopped.folder, quiet=True), reference)
+
+
+def test_a_signal_in_the_first_step_of_a_process_does_not_wait_for_its_end(
+    quick: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, augmented = fit.train("digits", quick, tmp_path / "reference", quiet=True), module.Classifier._augmented
+    calls: list[int] = []
+
+    def interrupted(learner: Any, *batch: Tensor) -> Any:
+        calls.append(1)
+        if len(calls) in (1, 3, 4):  # the first, then the second of a process, then the first again
+            with suppress(Exception):  # as compilers do
+                try:
+                    signal.raise_signal(signal.SIGTERM)
+                finally:
+                    signal.raise_signal(signal.SIGTERM)  # as from the parent, after the one to its whole group
+        return augmented(learner, *batch)
+
+    monkeypatch.setattr(module.Classifier, "_augmented", interrupted)
+    run = fit.train("digits", quick, tmp_path / "run", quiet=True)
+    for calls_made, steps in ((1, 0), (3, 2), (4, 2)):
+        summary: Any = run.summary()
+        assert (len(calls), summary["steps"], summary["status"]) == (calls_made, steps, "stopped")
+        assert run.interrupted
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        run = fit.resume(run.folder, quiet=True)
+    assert not run.interrupted
+    assert_same(run, reference)
 
 
 def mounted(folder: Path, size: str) -> bool:

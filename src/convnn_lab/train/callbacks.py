@@ -19,10 +19,11 @@ from convnn_lab.train.module import Classifier, NonFiniteError
 from convnn_lab.train.run import Row, Run
 
 ASK_EVERY = 10  # steps after which several processes agree on whether to stop
+ANSWERED = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """The run was asked to stop, and can be resumed."""
+class Stopped(BaseException):
+    """The run was asked to stop, and can be resumed. Compilers, which catch every Exception, let it through."""
 
 
 class Keeper(Callback):
@@ -32,10 +33,11 @@ class Keeper(Callback):
         self.run, self.rows, self.deadline = run, rows, deadline
         self.saved_at = self.began = time.monotonic()
         self.saved_step, self.asked = -1, ""
+        self.at_once = False  # whether a signal ends the run where it is
         self.best: dict[str, Any] | None = None
         self.best_weights: dict[str, Tensor] | None = None
         self.shown: list[Lines] = []
-        self._handlers: dict[int, Any] = {}
+        self._handlers = {number: signal.getsignal(number) for number in ANSWERED}  # before Lightning adds its own
 
     def state_dict(self) -> dict[str, Any]:
         """The best epoch so far."""
@@ -46,9 +48,10 @@ class Keeper(Callback):
         self.best = state_dict["best"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Answer signals between two steps instead of at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._handlers[number] = signal.signal(number, self._noted)
+        """Answer signals between two steps; in the first, which may compile for minutes, there is nothing to save."""
+        self.at_once = trainer.world_size == 1  # several processes leave together
+        for number in ANSWERED:
+            signal.signal(number, self._noted)
 
     def leave(self) -> None:
         """Leave signals and the screen as they were, however it ended."""
@@ -56,12 +59,14 @@ class Keeper(Callback):
             each.leave()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._handlers = {}
 
     def _noted(self, number: int, _: Any) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = signal.Signals(number).name
+        if self.at_once:
+            self.at_once = False  # another signal waits for what is written now
+            raise Stopped(self.asked)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Look at the clock."""
@@ -71,6 +76,7 @@ class Keeper(Callback):
         """Save if it is time to; stop if it was asked for. The end of an epoch is left to the end of the epoch."""
         learner = _learner(pl_module)
         learner.count()  # here, since Lightning asks callbacks before it asks the module
+        self.at_once = False
         if not learner.between_steps or learner.position >= learner.length:
             return
         steps = learner.recipe.save_steps
