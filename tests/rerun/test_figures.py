@@ -73,8 +73,27 @@ def test_a_legend_names_the_logs_of_all_lines_once(tmp_path: Path) -> None:
     assert len(logged) == 2
 
 
+def test_a_legend_of_many_lines_stands_beside_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    def kept(figure: Any, *_: Any, **__: Any) -> None:
+        figure.canvas.draw()
+        drawn.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    rows = plan.chosen(TABLES["vary-lambda"], ["without"], ["cifar10"])
+    found = [result(row, job) for row, (job,) in zip(rows, planned(rows, [42], tmp_path, Told()), strict=True)]
+    for count in (3, 4):
+        figures._panels(tmp_path / f"{count}.png", found[:count], figures._curves, sides=3)
+    few, many = ([each.get_legend() for each in figure.axes] for figure in drawn)
+    assert None not in few
+    assert many[:-1] == [None, None]
+    assert many[-1].get_window_extent().x0 >= drawn[1].axes[-1].get_window_extent().x1
+    assert few[-1].get_window_extent().x1 <= drawn[0].axes[-1].get_window_extent().x1
+
+
 def result(row: Row, job: Job) -> Result:
-    epochs = tuple({"epoch": n, "val_acc": 0.5, "val_loss": 1.0, "seconds": 1.0} for n in range(150))
+    epochs = tuple({"epoch": n, "train_loss": 1.0, "val_acc": 0.5, "val_loss": 1.0, "seconds": 1.0} for n in range(150))
     return Result(row, job, (epochs,), (42,), 150, ("cpu",), 1, 1.0)
 
 

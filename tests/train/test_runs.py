@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -231,6 +232,7 @@ def test_a_signal_in_the_first_step_of_a_process_does_not_wait_for_its_end(
 ) -> None:
     reference, augmented = fit.train("digits", quick, tmp_path / "reference", quiet=True), module.Classifier._augmented
     calls: list[int] = []
+    undisturbed: list[int] = []
 
     def interrupted(learner: Any, *batch: Tensor) -> Any:
         calls.append(1)
@@ -240,6 +242,7 @@ def test_a_signal_in_the_first_step_of_a_process_does_not_wait_for_its_end(
                     signal.raise_signal(signal.SIGTERM)
                 finally:
                     signal.raise_signal(signal.SIGTERM)  # as from the parent, after the one to its whole group
+                    undisturbed.append(len(calls))
         return augmented(learner, *batch)
 
     monkeypatch.setattr(module.Classifier, "_augmented", interrupted)
@@ -250,8 +253,25 @@ def test_a_signal_in_the_first_step_of_a_process_does_not_wait_for_its_end(
         assert run.interrupted
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         run = fit.resume(run.folder, quiet=True)
+    assert undisturbed == [1, 3, 4]  # what ends the run goes on when it is told again
     assert not run.interrupted
     assert_same(run, reference)
+
+
+def test_a_signal_to_one_of_several_processes_waits_for_the_others(tmp_path: Path) -> None:
+    keeper = callbacks.Keeper(Run(tmp_path), [], None)
+    alone, several = (cast("Any", SimpleNamespace(world_size=count)) for count in (1, 2))
+    learner = cast("Any", None)  # is not looked at
+    try:
+        keeper.on_train_start(several, learner)
+        signal.raise_signal(signal.SIGTERM)
+        assert keeper.asked == "SIGTERM"
+        keeper.asked = ""
+        keeper.on_train_start(alone, learner)
+        with pytest.raises(callbacks.Stopped, match="SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        keeper.leave()
 
 
 def mounted(folder: Path, size: str) -> bool:

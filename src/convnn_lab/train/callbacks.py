@@ -13,13 +13,13 @@ from pytorch_lightning.callbacks import Callback
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from convnn_lab.data.loader import ANSWERED
 from convnn_lab.train import checkpoints
 from convnn_lab.train.measure import ACCURACY, Measure
 from convnn_lab.train.module import Classifier, NonFiniteError
 from convnn_lab.train.run import Row, Run
 
 ASK_EVERY = 10  # steps after which several processes agree on whether to stop
-ANSWERED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(BaseException):
